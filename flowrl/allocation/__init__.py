@@ -1,0 +1,1 @@
+"""What is worth rolling out.  Pure functions; memory is passed in."""

@@ -1,0 +1,48 @@
+"""A whole method on one page: every role in the order in which it acts, its numbers and its source."""
+
+from dataclasses import fields
+from inspect import cleandoc, getsourcefile, getsourcelines, signature
+from pathlib import Path
+
+from flowrl.recipe import Part, Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def explain(recipe: Recipe, docstring: str) -> str:
+    """The page as text; numbers of a part that the recipe leaves alone show the function's default."""
+    lines = [cleandoc(docstring), ""]
+    settings = [(f"rollout.{f.name}", getattr(recipe.rollout, f.name)) for f in fields(recipe.rollout)]
+    settings += [(f.name, getattr(recipe, f.name)) for f in fields(recipe) if f.name not in ("rollout", "penalties")]
+    plain = [(role, value) for role, value in settings if not isinstance(value, Part) and value not in ({}, None)]
+    lines += [f"{role} = {value}" for role, value in plain]
+    lines += [f"leaves = {recipe.rollout.leaves} per prompt (derived)"]
+    acts = [(role, value) for role, value in settings if isinstance(value, Part)]
+    acts += [(f"penalty x {scale}", value) for scale, value in recipe.penalties]
+    for role, value in acts:
+        lines += ["", f"# {role}: {value.name}{_numbers(value)}   ({_where(value.fn)})", *_body(value.fn)]
+    return "\n".join(lines)
+
+
+def _numbers(filled):
+    takes = signature(filled.fn).parameters.values()
+    shown = {p.name: filled.numbers.get(p.name, p.default) for p in takes if p.kind is p.KEYWORD_ONLY}
+    return f"({', '.join(f'{k}={v!r}' for k, v in shown.items())})" if shown else ""
+
+
+def _where(fn):
+    path = Path(getsourcefile(fn))
+    path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return f"{path}:{getsourcelines(fn)[1]}"
+
+
+def _body(fn):
+    """The first sentence and the code: what a reader needs to know the method."""
+    code = [line.rstrip() for line in getsourcelines(fn)[0]]
+    start = next(i for i, line in enumerate(code) if line.rstrip().endswith(":") and not line.lstrip().startswith("@"))
+    body, doc = code[start + 1 :], cleandoc(fn.__doc__ or "").splitlines()
+    quotes = [i for i, line in enumerate(body) if '"""' in line]
+    if quotes and body[quotes[0]].lstrip().startswith('"""'):
+        last = quotes[0] if body[quotes[0]].count('"""') == 2 else quotes[1]
+        body = body[last + 1 :]
+    return [f"    # {doc[0]}"] * bool(doc) + [line for line in body if line]

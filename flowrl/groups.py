@@ -1,0 +1,66 @@
+"""Statistics over the rows that share an index.  x [M, ...], index [M] -> [M, ...]: each row gets its group's value.
+
+Groups may have any sizes and any order of rows. Rows may carry a `weight` [M] (an edge shared by k leaves weighs 1/k in
+each of them); a row of weight 0 belongs to no group.
+"""
+
+import torch
+from jaxtyping import Int, Num
+from torch import Tensor
+
+Rows = Num[Tensor, "M *rest"]
+Index = Int[Tensor, " M"]
+Weight = Num[Tensor, " M"] | None
+
+
+def group_sum(x: Rows, index: Index) -> Rows:
+    inverse, count = _dense(index)
+    return x.new_zeros(count, *x.shape[1:]).index_add_(0, inverse, x)[inverse]
+
+
+def group_count(index: Index) -> Index:
+    """How many rows share each row's index."""
+    return group_sum(torch.ones_like(index), index)
+
+
+def group_mean(x: Rows, index: Index, weight: Weight = None) -> Rows:
+    """Mean over the group; 0 where the group weighs nothing."""
+    if weight is None:
+        return group_sum(x, index) / _like(group_count(index), x)
+    total = _like(group_sum(weight, index), x)
+    return torch.where(total > 0, group_sum(_like(weight, x) * x, index) / total, 0)
+
+
+def group_centre(x: Rows, index: Index, weight: Weight = None) -> Rows:
+    """x minus its group's mean; exactly 0 where all rows of the group are equal, whatever the mean rounds to."""
+    return torch.where(group_spread(x, index, weight) > 0, x - group_mean(x, index, weight), 0)
+
+
+def group_std(x: Rows, index: Index, weight: Weight = None, *, ddof: int) -> Rows:
+    """Standard deviation, dividing by the group's weight minus `ddof` (0 population, 1 unbiased); 0 for a lone row."""
+    weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
+    square = group_sum(_like(weight, x) * group_centre(x, index, weight) ** 2, index)
+    room = _like(group_sum(weight, index), x) - ddof
+    return torch.where(room > 1e-6, square / room.clamp(min=1e-6), 0).sqrt()
+
+
+def group_spread(x: Rows, index: Index, weight: Weight = None) -> Rows:
+    """Largest minus smallest value of the group; 0 exactly when they are all equal (rows of weight 0 left out)."""
+    inverse, count = _dense(index)
+    kept = slice(None) if weight is None else weight > 0
+    where = _like(inverse, x).expand_as(x)[kept]
+    ends = [
+        x.new_zeros(count, *x.shape[1:]).scatter_reduce_(0, where, x[kept], how, include_self=False)
+        for how in ("amax", "amin")
+    ]
+    return (ends[0] - ends[1])[inverse]
+
+
+def _dense(index: Tensor) -> tuple[Tensor, int]:
+    values, inverse = index.unique(return_inverse=True)
+    return inverse, len(values)
+
+
+def _like(per_row: Tensor, x: Tensor) -> Tensor:
+    """Give [M] the trailing dims of x."""
+    return per_row.reshape(per_row.shape + (1,) * (x.ndim - 1))

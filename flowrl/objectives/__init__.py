@@ -1,0 +1,1 @@
+"""What is minimised: which decisions, how much each counts, ratios, surrogates and penalties.  Pure functions."""

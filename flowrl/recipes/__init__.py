@@ -1,0 +1,1 @@
+"""The methods, each as its difference from another."""

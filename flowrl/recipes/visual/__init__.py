@@ -1,0 +1,1 @@
+"""Recipes that align image and video generators."""

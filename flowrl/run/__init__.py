@@ -1,0 +1,1 @@
+"""All that touches processes, files and people."""

@@ -1,0 +1,79 @@
+"""The optimiser behind three verbs: micro_batches, backward, step.  It owns reduction over ranks, clipping and schedule."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+class Learner:
+    """AdamW over named parameters, with one gradient reduction and one step per update.
+
+    micro_batch: network calls per forward and backward pass: memory, never the gradient
+    rate:        update (from 0) -> learning rate
+    reduce:      sums the gradients of all ranks in place; the weights of all ranks sum to 1, so there is no division
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        rate: Callable[[int], float],
+        *,
+        micro_batch: int,
+        max_grad_norm: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 1e-4,
+        reduce: Callable[[list[Tensor]], None] = lambda gradients: None,
+    ):
+        self.names, self.parameters = zip(*parameters, strict=True)
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
+        self.rate, self.micro_batch, self.max_grad_norm, self.reduce = rate, micro_batch, max_grad_norm, reduce
+        self.updates = self.skipped = 0
+
+    def micro_batches(self, points) -> Iterator:
+        return points.split(self.micro_batch)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    @torch.no_grad()
+    def step(self) -> dict[str, float]:
+        """Reduce, clip, step, clear.  A non-finite gradient leaves weights and optimiser untouched and is counted."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self.parameters]
+        self.reduce(gradients)
+        rate = self.rate(self.updates)
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, math.inf))
+        log = {"grad_norm": norm, "learning_rate": rate}
+        if math.isfinite(norm):
+            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, torch.tensor(norm))
+            before = [parameter.clone() for parameter in self.parameters]
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            moved = torch.stack([(p - b).norm() for p, b in zip(self.parameters, before, strict=True)]).norm()
+            log["param_delta_norm"] = float(moved)
+        else:
+            self.skipped += 1
+            first = next(n for n, g in zip(self.names, gradients, strict=True) if not bool(g.isfinite().all()))
+            log |= {"skipped_nonfinite": self.skipped, "nonfinite_parameter": first, "param_delta_norm": 0.0}
+        self.updates += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        return log
+
+
+def learning_rate(update: int, *, rate: float, schedule: str, warmup: int, updates: int) -> float:
+    """Rate of an update (from 0): linear warm-up over `warmup` updates, then constant, linear or cosine towards 0."""
+    if update < warmup:
+        return rate * (update + 1) / (warmup + 1)
+    progress = (update - warmup) / max(updates - warmup, 1)
+    if schedule == "linear":
+        return rate * (1 - progress)
+    if schedule == "cosine":
+        return rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return rate

@@ -1,0 +1,1 @@
+"""The visual wing: policies over diffusers pipelines, where they are evaluated, and the loop."""

@@ -1,0 +1,88 @@
+"""What RL needs to know of a flow generator, and the snapshots of its trainable weights."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.recipe import Snapshot
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of a prompt file: what the generator is asked for, and what the rewards are told."""
+
+    prompt: str
+    negative_prompt: str = ""
+    metadata: dict = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """A flow generator as RL sees it.  Guidance, packing and timestep = 1000 * sigma stay inside.
+
+    `forwards` and `backwards` count rows: one state through the network once; a guided pair is two.
+    """
+
+    forwards: int
+    backwards: int
+    guidance: float
+
+    def encode(self, examples: Sequence[Example]) -> Tensor: ...  # -> prompt ids [P], append-only
+    def noise(self, n: int, generator: torch.Generator) -> Tensor: ...  # [n, *L], drawn on the CPU
+    def sigmas(self, steps: int) -> Tensor: ...  # [steps + 1], 1 -> 0
+    def velocity(self, latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor: ...  # [B,*L],[B],[B] -> [B,*L]
+    def decode(self, latents: Tensor) -> Tensor: ...  # [N, *L] -> [N, 3, H, W] in [0, 1]
+    def trainable(self) -> list[tuple[str, nn.Parameter]]: ...
+    def snapshot(self, name: str, rule: Snapshot, update: int) -> None: ...
+    def at(self, name: str) -> AbstractContextManager: ...  # "current" or a snapshot's suffix
+
+
+class Snapshots:
+    """Copies of the trainable weights under a name; `at` swaps them in without copying and always swaps back.
+
+    base: a context manager that switches the adapters off; a frozen snapshot of a policy with adapters is that.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], base: Callable[[], AbstractContextManager] | None = None):
+        self._parameters = list(parameters)
+        self._base = base
+        self._kept: dict[str, list[Tensor] | None] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
+    @torch.no_grad()
+    def refresh(self, name: str, rule: Snapshot, update: int) -> None:
+        """Make the snapshot the first time; afterwards move it towards the current weights as its rule says."""
+        live = [p.data for p in self._parameters]
+        if name not in self._kept:
+            if rule.decay == 1.0 and self._base is not None:
+                self._kept[name] = None
+            else:
+                self._kept[name] = [x.clone() for x in live]
+        elif rule.decay < 1.0 and update % rule.every == 0:
+            for kept, now in zip(self._kept[name], live, strict=True):
+                kept.lerp_(now, 1 - rule.share_kept(update // rule.every))
+
+    @contextmanager
+    def at(self, name: str):
+        """Run with the weights of the snapshot `name`, or with the current ones."""
+        if name == "current":
+            yield
+        elif self._kept[name] is None:
+            with self._base():
+                yield
+        else:
+            self._swap(name)
+            try:
+                yield
+            finally:
+                self._swap(name)
+
+    def _swap(self, name):
+        kept = self._kept[name]
+        for i, parameter in enumerate(self._parameters):
+            parameter.data, kept[i] = kept[i], parameter.data

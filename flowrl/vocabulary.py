@@ -1,0 +1,56 @@
+"""Every quantity that a pure function may ask for by name.  A closed list: tests hold all signatures to it.
+
+P prompts, N rollouts (leaves), T decisions per rollout, S states, E distinct transitions, R rewards,
+B rows of a micro-batch, K decisions per row, *L latent dims.
+
+A name without suffix belongs to the current policy and carries its gradient. A suffix names a snapshot of it:
+`mean_ref`, `log_prob_old`, `velocity_anchor`; suffixes are open, recipes define them (`snapshots`).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Quantity:
+    shape: str
+    meaning: str
+    of_policy: bool = False  # computed by running a policy: may carry a snapshot's suffix
+
+
+VOCABULARY = {
+    "reward": Quantity("[N, R]", "raw score of each reward, higher is better, in the reward's own unit"),
+    "reward_weight": Quantity("[R]", "weight of each reward, by name in the run file"),
+    "group": Quantity("[N]", "comparison set of each rollout"),
+    "prompt": Quantity("[N]", "prompt of each rollout"),
+    "edge": Quantity("[N, T]", "id of the transition a rollout took at a step, -1 for none"),
+    "noisy": Quantity("[N, T]", "1 where the decision was drawn at random, 0 where it was determined"),
+    "mask": Quantity("[N, T]", "1 where the decision is trained"),
+    "advantage": Quantity("[N], then [N, T], then [B, K]", "how much better than its peers; dimensionless"),
+    "weight": Quantity("[N, T], then [B, K]", "share of the loss; sums to 1 per optimiser update over all ranks"),
+    "sigma": Quantity("[B, K]", "noise level before the step; 1 noise, 0 data"),
+    "sigma_next": Quantity("[B, K]", "noise level after the step"),
+    "sigmas": Quantity("[T+1]", "the schedule"),
+    "latents": Quantity("[B, K, *L]", "(1 - sigma) x0 + sigma noise, before the step"),
+    "next_latents": Quantity("[B, K, *L]", "after the step; detached"),
+    "velocity": Quantity("[B, K, *L]", "noise - x0 as the network sees it, guidance included", of_policy=True),
+    "mean": Quantity("[B, K, *L]", "mean of the Gaussian that the next latents are drawn from", of_policy=True),
+    "std": Quantity("[B, K]", "its standard deviation, sqrt(dt) included; the same for all policies"),
+    "log_prob": Quantity("[B, K]", "images: nats per latent dimension; text: nats per token", of_policy=True),
+    "ratio": Quantity("[B, K]", "current over old policy, after the recipe's `ratio`"),
+    "iteration": Quantity("-", "number of the update, from 0; plans are pure functions of it"),
+    "steps": Quantity("-", "T"),
+    "generator": Quantity("-", "private and named by (seed, iteration, purpose); the same on every rank"),
+    "tree": Quantity("-", "samplers.RolloutTree; only `points` functions see it"),
+}
+
+CURRENT = ""
+
+
+def split(name: str) -> tuple[str, str]:
+    """'mean_ref' -> ('mean', 'ref'); a name without a snapshot's suffix -> (name, '')."""
+    if name in VOCABULARY:
+        return name, CURRENT
+    for quantity, entry in VOCABULARY.items():
+        if entry.of_policy and name.startswith(quantity + "_"):
+            return quantity, name.removeprefix(quantity + "_")
+    raise ValueError(f"{name!r} is not a quantity. Known: {', '.join(VOCABULARY)}; of a snapshot: mean_ref, ...")
