@@ -9,7 +9,7 @@ import torch
 
 
 def shuffled(count: int, per_update: int, iteration: int, generator_of: Callable[[int], torch.Generator]) -> list[int]:
-    """Indices [per_update] of this update: each pass over the prompts is a fresh permutation, nothing repeats within it.
+    """Indices [per_update] of this update; each pass over the prompts is a fresh permutation without repeats.
 
     generator_of: pass number -> private generator (named by the run's seed)
     """
