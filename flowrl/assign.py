@@ -29,10 +29,9 @@ def assign(
     known["mask"] = recipe.select(**known)
     credit, weight = recipe.credit(**known), recipe.weight(**known)
     assert not bool((known["mask"] > known["noisy"]).any()), "a deterministic step has no log-prob to train on"
+    equal = group_spread(reward[valid] @ reward_weight, group[valid]) == 0
     log = {
-        "group/zero_spread": _share_of_groups(
-            group_spread(reward[valid] @ reward_weight, group[valid]) == 0, group[valid]
-        ),
+        "group/zero_spread": _share_of_groups(equal, group[valid]),
         "advantage/max": float(outcome.abs().max()) if len(outcome) else 0.0,
         "reward/invalid": int((~valid).sum()),
     }

@@ -49,11 +49,9 @@ def group_spread(x: Rows, index: Index, weight: Weight = None) -> Rows:
     inverse, count = _dense(index)
     kept = slice(None) if weight is None else weight > 0
     where = _like(inverse, x).expand_as(x)[kept]
-    ends = [
-        x.new_zeros(count, *x.shape[1:]).scatter_reduce_(0, where, x[kept], how, include_self=False)
-        for how in ("amax", "amin")
-    ]
-    return (ends[0] - ends[1])[inverse]
+    empty = x.new_zeros(count, *x.shape[1:])
+    largest, smallest = (empty.scatter_reduce(0, where, x[kept], how, include_self=False) for how in ("amax", "amin"))
+    return (largest - smallest)[inverse]
 
 
 def _dense(index: Tensor) -> tuple[Tensor, int]:

@@ -54,7 +54,7 @@ def part(fn: Callable, **numbers) -> Part:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How a copy of the policy follows it.  `decay` is the share that it keeps at each refresh, every `every` updates."""
+    """How a copy of the policy follows it: `decay` is the share that it keeps at a refresh, every `every` updates."""
 
     decay: float
     every: int = 1

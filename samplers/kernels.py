@@ -2,8 +2,8 @@
 
 Convention, everywhere in this package: sigma falls from 1 (noise) to 0 (data),
 latents = (1 - sigma) * x0 + sigma * noise and velocity = noise - x0.
-`latents` and `velocity` are [B, *L]; `sigma` and `sigma_next` are scalars or [B]. The mean has the shape of the latents,
-the std that of sigma, and std already holds sqrt(dt): it is the standard deviation of the step.
+`latents` and `velocity` are [B, *L]; `sigma` and `sigma_next` are scalars or [B]. The mean has the shape of the
+latents, the std that of sigma, and std already holds sqrt(dt): it is the standard deviation of the step.
 A kernel never samples and never touches a network. One that needs the schedule asks for `sigmas` [T+1] by name;
 `bind` fills it in. All arithmetic is fp32 or better: bf16 rounds sigma to 1 and the log-prob to noise.
 """
@@ -39,8 +39,8 @@ def flow_sde(
 ):
     """Marginal-preserving SDE with diffusion eta * sqrt(sigma / (1 - sigma)), eq. 9.  arXiv:2505.05470
 
-    mean = latents (1 + eta^2 dt / 2(1-sigma)) + velocity (1 + eta^2/2) dt.  The diffusion is infinite at sigma = 1; there
-    1 - sigma is taken at the schedule's second level, `sigmas[1]` (also for schedules that start at 0.999999).
+    mean = latents (1 + eta^2 dt / 2(1-sigma)) + velocity (1 + eta^2/2) dt.  The diffusion is infinite at sigma = 1;
+    there 1 - sigma is taken at the schedule's second level, `sigmas[1]` (also where a schedule starts at 0.999999).
     """
     dt = sigma_next - sigma
     diffusion = eta * (sigma / (1 - torch.minimum(sigma, sigmas[1]))).sqrt()

@@ -1,7 +1,7 @@
 """Deterministic multi-step solvers, for evaluation and for rollouts that need no noise.
 
-DPM-Solver++ on flows: alpha = 1 - sigma, lambda = log alpha - log sigma, h = lambda_next - lambda; it works on the clean
-estimate x0 = latents - sigma * velocity.  arXiv:2211.01095
+DPM-Solver++ on flows: alpha = 1 - sigma, lambda = log alpha - log sigma, h = lambda_next - lambda; it works on the
+clean estimate x0 = latents - sigma * velocity.  arXiv:2211.01095
 """
 
 from collections.abc import Callable

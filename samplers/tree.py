@@ -7,6 +7,7 @@ A straight rollout is the tree that never forks: R = N and no edge id repeats in
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -39,7 +40,7 @@ def tree_layout(roots: int, steps: int, forks: Mapping[int, int]) -> TreeLayout:
         frontier.append(frontier[-1] * forks.get(t, 1))
     leaves, first_edge, first_state = frontier[-1], 0, 0
     source, step, root, edge = [], [], [], []
-    for t, (before, after) in enumerate(zip(frontier, frontier[1:], strict=False)):
+    for t, (before, after) in enumerate(pairwise(frontier)):
         reached = torch.arange(after)
         source.append(first_state + reached // (after // before))
         step.append(torch.full((after,), t))
@@ -180,8 +181,8 @@ def _draw(layout, noisy, noise, generators, latents):
 def _check(steps, noisy, forks, generators, roots):
     if any(not 0 <= t < steps - 1 for t in noisy):
         raise ValueError(
-            f"noisy steps {sorted(noisy)}: only steps 0..{steps - 2} of {steps} may draw noise; step {steps - 1} has zero "
-            "transition noise (sigma_next = 0)."
+            f"noisy steps {sorted(noisy)}: only steps 0..{steps - 2} of {steps} may draw noise; step {steps - 1} has "
+            "zero transition noise (sigma_next = 0)."
         )
     for t, children in forks.items():
         if t not in noisy and children > 1:

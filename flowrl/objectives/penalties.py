@@ -1,6 +1,6 @@
 """Terms that hold the policy back: ... -> [B, K], 0 for equal policies.  A coefficient belongs to one of them.
 
-kl_gaussian and kl_mean_over_s2 differ by the factor |dt| of the step: a coefficient tuned for one is wrong for the other.
+kl_gaussian and kl_mean_over_s2 differ by the factor |dt| of the step: a coefficient of one is wrong for the other.
 """
 
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""Importance ratio of a row's decisions: (log_prob, log_prob_old, ...: [B, K]) -> ratio [B, K], 1 for equal policies."""
+"""Importance ratio of a row's decisions: (log_prob, log_prob_old, ...: [B, K]) -> ratio [B, K]; 1: equal policies."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The optimiser behind three verbs: micro_batches, backward, step.  It owns reduction over ranks, clipping and schedule."""
+"""The optimiser behind three verbs, micro_batches, backward and step: reduction over ranks, clipping, schedule."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -15,9 +15,9 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Return `rows` with every name in `names`, each [B, K, ...]; a policy runs at most once per distinct call.
 
-    Snapshots run first and without gradient, the current policy last. What the rollout recorded is reused, except that
-    the policy that is about to take its first update *is* the old one: log_prob_old is then log_prob.detach(), the ratio
-    exactly 1, and `log_prob_recorded` keeps the recorded value, whose distance is logged.
+    Snapshots run first and without gradient, the current policy last. With one update per rollout the current policy
+    *is* the old one: log_prob_old is log_prob.detach(), so the ratio is exactly 1; `log_prob_recorded` keeps what the
+    rollout recorded, and its distance is logged.
     """
     wanted = {name: vocabulary.split(name) for name in names}
     have = dict(rows)

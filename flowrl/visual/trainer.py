@@ -57,7 +57,7 @@ def update(
     )
     images = policy.decode(tree.leaves())
     table = score(images, [mine[g - first] for g in tree.group.tolist()], tree.group)
-    advantage, weight, log = _assign(recipe, tree, noisy, table, ranks, seed, iteration)
+    advantage, weight, log = _assign(recipe, tree, noisy, table, ranks, **named)
 
     points = recipe.points(tree=tree, advantage=advantage, weight=weight)
     if recipe.skips_zero_advantage:
