@@ -25,10 +25,9 @@ def evaluate(
     snapshots = {s for _, s in wanted.values()} - {vocabulary.CURRENT, "old"}
     for suffix in [*sorted(snapshots), vocabulary.CURRENT]:
         computed = {q for q, s in wanted.values() if s == suffix and q in COMPUTED}
+        computed |= {"log_prob"} if suffix == vocabulary.CURRENT else set()
         with policy.at(suffix or "current"), torch.set_grad_enabled(suffix == vocabulary.CURRENT):
-            found = _quantities(
-                policy, have, computed | ({"log_prob"} if not suffix else set()), kernel, density, sigmas
-            )
+            found = _quantities(policy, have, computed, kernel, density, sigmas)
         have |= {f"{name}_{suffix}" if suffix else name: x for name, x in found.items()}
     return have | {"log_prob_old": have["log_prob"].detach()}
 

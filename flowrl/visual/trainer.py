@@ -52,9 +52,8 @@ def update(
     """
     ranks = ranks or Ranks()
     first, mine = ranks.share(examples)
-    tree, noisy = roll_out(
-        policy, recipe, mine, seed=seed, iteration=iteration, first_group=first, batch_size=batch_size
-    )
+    named = {"seed": seed, "iteration": iteration}
+    tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size)
     images = policy.decode(tree.leaves())
     table = score(images, [mine[g - first] for g in tree.group.tolist()], tree.group)
     advantage, weight, log = _assign(recipe, tree, noisy, table, ranks, **named)
