@@ -3,6 +3,7 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.advantages.outcome import raw
 from flowrl.groups import group_spread
 from flowrl.recipe import Recipe
 
@@ -16,7 +17,7 @@ def assign(
     edge: Int[Tensor, "N T"],
     noisy: Float[Tensor, "N T"],
     **schedule,
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"], dict[str, float]]:
+) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"], dict[str, float | int]]:
     """(advantage, weight, log) over the rollouts of *all* ranks, so that no rule has to know about processes.
 
     schedule: sigmas, steps, iteration and the generator of the `select` role. Rollouts whose score failed are taken out
@@ -29,7 +30,7 @@ def assign(
     known["mask"] = recipe.select(**known)
     credit, weight = recipe.credit(**known), recipe.weight(**known)
     assert not bool((known["mask"] > known["noisy"]).any()), "a deterministic step has no log-prob to train on"
-    equal = group_spread(reward[valid] @ reward_weight, group[valid]) == 0
+    equal = group_spread(raw(reward[valid], reward_weight), group[valid]) == 0
     log = {
         "group/zero_spread": _share_of_groups(equal, group[valid]),
         "advantage/max": float(outcome.abs().max()) if len(outcome) else 0.0,

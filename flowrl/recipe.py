@@ -127,7 +127,7 @@ class Recipe:
             )
         for role, filled in self.parts():
             self._check_part(role, filled)
-        asked = {vocabulary.split(name)[1] for name in self.needs} - {vocabulary.CURRENT, "old"}
+        asked = {vocabulary.split(name)[1] for name in self.needs - {"log_prob_old"}} - {vocabulary.CURRENT}
         for suffix in self.snapshots.keys() - asked:
             raise ValueError(f"snapshots.{suffix} has no effect: no part asks for a quantity that ends in _{suffix}.")
         for suffix in asked - self.snapshots.keys():
@@ -142,12 +142,11 @@ class Recipe:
         return found + [(f"penalties.{p.name}", p) for _, p in self.penalties]
 
     def _check_part(self, role, filled):
-        allowed = AVAILABLE.get(role.split(".")[-1] if role.startswith("rollout.") else role.split(".")[0])
+        where = role.split(".")[-1] if role.startswith("rollout.") else role.split(".")[0]
+        known = AVAILABLE.get(where, _ROWS)
         for name in filled.needs:
-            known = allowed if allowed is not None else vocabulary.VOCABULARY
-            if allowed is None:
-                vocabulary.split(name)
-            elif name not in known:
+            quantity = name if where in AVAILABLE else _without_suffix(name)
+            if quantity not in known:
                 raise ValueError(
                     f"{role}: {filled.name} asks for {name!r}. {nearest(name, known)}Known there: {', '.join(known)}."
                 )
@@ -155,10 +154,20 @@ class Recipe:
             raise ValueError(f"{role}: {filled.name} asks for the ratio, but the recipe has none.")
 
 
+def _without_suffix(name):
+    """The quantity that a name stands for; a name that stands for none, as it is."""
+    try:
+        return vocabulary.split(name)[0]
+    except ValueError:
+        return name
+
+
 _SCHEDULE = ("steps", "iteration", "generator")
 _LEAVES = ("reward", "reward_weight", "group", "prompt")
 _TABLE = (*_LEAVES, "edge", "noisy", "sigmas", "steps", "iteration", "generator")
-AVAILABLE = {  # what is known when a role acts; roles not listed see the whole vocabulary
+_ROWS = ("advantage", "weight", "sigma", "sigma_next", "latents", "next_latents")
+_ROWS += ("velocity", "mean", "std", "log_prob", "ratio")
+AVAILABLE = {  # what is known when a role acts; roles not listed see a row's quantities and those of snapshots
     "kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas"),
     "density": ("next_latents", "mean", "std"),
     "noisy": _SCHEDULE,

@@ -18,4 +18,4 @@ def train_step(recipe, points, evaluate, learner):
         terms = {name: (rows["weight"] * x).sum() for name, x in terms.items()}
         learner.backward(sum(terms.values()))
         log = {name: log.get(name, 0.0) + x.detach() for name, x in terms.items()}
-    return log | learner.step()
+    return {name: float(x) for name, x in log.items()} | learner.step()

@@ -16,7 +16,7 @@ def shifted(sigmas: Float[Tensor, " T1"], *, shift: float) -> Float[Tensor, " T1
     """Time shift s sigma / (1 + (s-1) sigma): shift > 1 spends more steps at high noise; 1 changes nothing."""
     if shift <= 0:
         raise ValueError(f"shift must be positive, not {shift}.")
-    return shift * sigmas / (1 + (shift - 1) * sigmas)
+    return shift * sigmas / (shift * sigmas + (1 - sigmas))  # the ends stay exactly 1 and 0
 
 
 def check(sigmas: Float[Tensor, " T1"]) -> Float[Tensor, " T1"]:

@@ -33,7 +33,7 @@ def grpo(
     scope: whose std divides: "group", "batch" (all rollouts of the update) or "none" (arXiv:2503.20783).
     ddof:  0 divides the variance by n (Flow-GRPO), 1 by n - 1 (DanceGRPO).
     """
-    score = reward @ reward_weight
+    score = raw(reward, reward_weight)
     everyone = torch.zeros_like(group)
     if scope not in SCOPES:
         raise ValueError(f"scope {scope!r}: accepted are {', '.join(SCOPES)}.")
@@ -49,7 +49,7 @@ def rloo(reward: Reward, reward_weight: RewardWeight, group: Group) -> Advantage
     r_i - mean_{j != i} r_j  =  (r_i - mean_j r_j) * n / (n - 1);  0 for a group of one.
     """
     n = group_count(group)
-    return group_centre(reward @ reward_weight, group) * n / (n - 1).clamp(min=1)
+    return group_centre(raw(reward, reward_weight), group) * n / (n - 1).clamp(min=1)
 
 
 def gdpo(reward: Reward, reward_weight: RewardWeight, group: Group, *, ddof: int = 0, eps: float = 1e-6) -> Advantage:
@@ -58,8 +58,8 @@ def gdpo(reward: Reward, reward_weight: RewardWeight, group: Group, *, ddof: int
     Scales of the rewards drop out, so the weights say what they seem to say.
     """
     z = group_centre(reward, group) / (group_std(reward, group, ddof=ddof) + eps)
-    total, everyone = z @ reward_weight, torch.zeros_like(group)
-    return group_centre(total, everyone) / (group_std(total, everyone, ddof=ddof) + eps)
+    total = raw(z, reward_weight)  # its mean over the batch is 0 already
+    return total / (group_std(total, torch.zeros_like(group), ddof=ddof) + eps)
 
 
 def raw(reward: Reward, reward_weight: RewardWeight) -> Advantage:
@@ -67,4 +67,4 @@ def raw(reward: Reward, reward_weight: RewardWeight) -> Advantage:
 
     Keeps a shift of the rewards: not a comparison yet.
     """
-    return reward @ reward_weight
+    return (reward * reward_weight).sum(1)  # a matrix product rounds equal rows differently

@@ -23,8 +23,9 @@ def broadcast(advantage: Advantage, edge: Edge) -> Credit:
 
 def tree_value(advantage: Advantage, edge: Edge) -> Credit:
     """Value of an edge: mean advantage of the leaves below it."""
-    each = advantage[:, None].expand(edge.shape).flatten()
-    return torch.where(edge >= 0, group_mean(each, edge.flatten()).view(edge.shape), 0)
+    each, flat = advantage[:, None].expand(edge.shape).flatten(), edge.flatten()
+    value = torch.where(group_spread(each, flat) > 0, group_mean(each, flat), each)  # equal leaves: their very value
+    return torch.where(edge >= 0, value.view(edge.shape), 0)
 
 
 def edge_share(edge: Edge) -> Int[Tensor, "N T"]:

@@ -40,7 +40,7 @@ class Learner:
         loss.backward()
 
     @torch.no_grad()
-    def step(self) -> dict[str, float]:
+    def step(self) -> dict[str, float | int | str]:
         """Reduce, clip, step, clear.  A non-finite gradient leaves weights and optimiser untouched and is counted."""
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -48,10 +48,10 @@ class Learner:
         gradients = [parameter.grad for parameter in self.parameters]
         self.reduce(gradients)
         rate = self.rate(self.updates)
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, math.inf))
-        log = {"grad_norm": norm, "learning_rate": rate}
-        if math.isfinite(norm):
-            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, torch.tensor(norm))
+        norm = nn.utils.get_total_norm(gradients)
+        log = {"grad_norm": float(norm), "learning_rate": rate}
+        if math.isfinite(log["grad_norm"]):
+            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
             before = [parameter.clone() for parameter in self.parameters]
             for group in self.optimizer.param_groups:
                 group["lr"] = rate

@@ -19,10 +19,10 @@ def evaluate(
     *is* the old one: log_prob_old is log_prob.detach(), so the ratio is exactly 1; `log_prob_recorded` keeps what the
     rollout recorded, and its distance is logged.
     """
-    wanted = {name: vocabulary.split(name) for name in names}
+    wanted = {name: vocabulary.split(name) for name in names - {"log_prob_old"}}
     have = dict(rows)
     have["log_prob_recorded"] = have.pop("log_prob_old")
-    snapshots = {s for _, s in wanted.values()} - {vocabulary.CURRENT, "old"}
+    snapshots = {s for _, s in wanted.values()} - {vocabulary.CURRENT}
     for suffix in [*sorted(snapshots), vocabulary.CURRENT]:
         computed = {q for q, s in wanted.values() if s == suffix and q in COMPUTED}
         computed |= {"log_prob"} if suffix == vocabulary.CURRENT else set()

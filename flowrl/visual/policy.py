@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ class Example:
     metadata: dict = field(default_factory=dict)
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A flow generator as RL sees it.  Guidance, packing and timestep = 1000 * sigma stay inside.
 

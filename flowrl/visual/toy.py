@@ -60,7 +60,7 @@ class ToyPolicy:
 
     def decode(self, latents: Tensor) -> Tensor:
         pixels = torch.cat([latents.sigmoid(), torch.full_like(latents[:, :1], 0.5)], dim=1)
-        return pixels.float()[:, :, None, None]
+        return pixels[:, :, None, None]
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [*self.embed.named_parameters("embed"), *self.net.named_parameters("net")]

@@ -44,7 +44,7 @@ def update(
     iteration: int,
     batch_size: int,
     ranks: Ranks | None = None,
-) -> dict[str, float]:
+) -> dict[str, float | int | str]:
     """One update of any visual recipe on `examples`, one group each; returns what to log.
 
     learner:    see train_step; its optimiser holds policy.trainable()
@@ -113,7 +113,7 @@ def _assign(recipe, tree, noisy, table, ranks, seed, iteration):
     edges = ranks.gather(torch.tensor([len(tree.source)]))
     edge = ranks.gather(tree.edge + int(edges[: ranks.index].sum()))
     reward, valid, group = (ranks.gather(x) for x in (table.value, table.valid, table.group))
-    drawn = torch.zeros(edge.shape).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0)
+    drawn = torch.zeros(edge.shape, dtype=reward.dtype).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0)
     advantage, weight, log = assign(
         recipe,
         reward,

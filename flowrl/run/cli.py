@@ -1,0 +1,141 @@
+"""The command line.  A fault before the start is one line and exit code 2, a fault of a running job one line and 1."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrl.explain import explain as explain_page
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Online reinforcement learning for diffusion and flow-matching generators.",
+)
+RunFile = Annotated[str, typer.Argument(metavar="RUN", help="run file, or the name of one in scripts/configs")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings that win over the file")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="for scripts")]
+
+
+@app.command()
+def train(run: RunFile, overrides: Overrides = None) -> None:
+    """Train a generator as RUN says."""
+    from flowrl.run.config import load
+    from flowrl.run.prepare import prepare
+    from flowrl.run.train import train as start
+
+    prepared = prepare(load(run, overrides or ()))
+    _running(lambda: start(prepared))
+
+
+@app.command(name="eval")
+def evaluate(
+    run: RunFile,
+    overrides: Overrides = None,
+    weights: Annotated[Path | None, typer.Option(help="adapter/ or model/ of a run; default: the base model")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score held-out prompts, with the base model or with trained weights."""
+    from flowrl.run.use import evaluate as start
+
+    log = start(run, overrides or (), weights)
+    if as_json:
+        print(json.dumps(log))
+    else:
+        for name, value in log.items():
+            print(f"{name:<32}{value:9.4f}")
+
+
+@app.command()
+def sample(
+    run: RunFile,
+    overrides: Overrides = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="what to draw; may be repeated")] = None,
+    weights: Annotated[Path | None, typer.Option(help="adapter/ or model/ of a run; default: the base model")] = None,
+    to: Annotated[Path, typer.Option(help="picture to write")] = Path("sample.png"),
+) -> None:
+    """Draw pictures of prompts, or of the first held-out ones."""
+    from flowrl.run.use import sample as start
+
+    print(start(run, overrides or (), prompt or [], weights, to))
+
+
+@app.command()
+def plan(run: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Count what RUN will do, without touching a network."""
+    from flowrl.run.use import plan as start
+
+    table = start(run, overrides or ())
+    if as_json:
+        print(json.dumps(table))
+        return
+    print(f"{'':<22}{'per prompt':>14}{'per update':>14}{'total':>16}")
+    for name, row in table.items():
+        print(
+            f"{name:<22}"
+            + "".join(f"{row[k]:>{w},}" for k, w in (("per_prompt", 14), ("per_update", 14), ("total", 16)))
+        )
+    print("train_calls, forwards and backwards: before rows of advantage 0 are skipped; evaluation not counted.")
+
+
+@app.command()
+def explain(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a key of `flowrl recipes`, or a run file")],
+) -> None:
+    """Print a whole method on one page."""
+    from flowrl.recipes import find
+
+    if recipe.endswith((".yaml", ".yml")):
+        from flowrl.run.config import load
+
+        run = load(recipe)
+        print(explain_page(run.build_recipe(), find(str(run.recipe["name"])).__doc__))
+    else:
+        print(explain_page(find(recipe)(), find(recipe).__doc__))
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the methods."""
+    from flowrl.recipes import catalogue, describe
+
+    rows = [describe(key) for key in catalogue()]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(f"{row['key']:<16}{row['title']:<18}{row['paper']:<14}{row['summary']}")
+
+
+def _running(job):
+    """Run a job that has started: whatever stops it now is reported by one line, and exit code 1."""
+    try:
+        job()
+    except (ValueError, RuntimeError, OSError) as error:
+        _say(error)
+        raise SystemExit(1) from None
+
+
+def _say(error):
+    from flowrl.run.processes import is_main
+
+    if is_main():
+        print(f"flowrl: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `flowrl` and of scripts/train.py."""
+    sys.path.insert(0, "")  # so that my_file:my_function finds a file in the working directory
+    try:
+        app(arguments)
+    except (ValueError, OSError) as error:
+        _say(error)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
+        raise SystemExit(130) from None

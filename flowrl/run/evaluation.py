@@ -1,0 +1,75 @@
+"""Evaluation on fixed held-out prompts and fixed noise, along the ODE."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl import randomness
+from flowrl.visual.policy import Example, Policy
+from flowrl.visual.trainer import Ranks, Score
+from samplers import rollout
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How pictures are made for evaluation; printed with every evaluation."""
+
+    steps: int
+    guidance: float
+    samples: int  # per prompt
+    seed: int
+    batch_size: int
+
+
+def sample(policy: Policy, examples: Sequence[Example], settings: Settings, first: int = 0) -> Float[Tensor, "N 3 H W"]:
+    """`samples` pictures of each example, an example's next to each other; example i has the noise of `first` + i."""
+    policy.guidance = settings.guidance
+    sigmas, pictures = policy.sigmas(settings.steps), []
+    per_chunk = max(settings.batch_size // settings.samples, 1)
+    for start in range(0, len(examples), per_chunk):
+        chunk = examples[start : start + per_chunk]
+        names = [(first + start + i, s) for i in range(len(chunk)) for s in range(settings.samples)]
+        noise = [policy.noise(1, randomness.generator(settings.seed, "evaluation", *name)) for name in names]
+        prompt = policy.encode(chunk).repeat_interleave(settings.samples)
+        tree = rollout(policy.velocity, torch.cat(noise), prompt, sigmas, batch_size=settings.batch_size)
+        pictures.append(policy.decode(tree.leaves()).cpu())
+    return torch.cat(pictures)
+
+
+def evaluate(
+    policy: Policy, examples: Sequence[Example], score: Score, settings: Settings, ranks: Ranks, *, main: int
+) -> tuple[dict[str, float], Float[Tensor, "N 3 H W"]]:
+    """({"eval/NAME": mean over the first `main` examples, "eval/NAME/TAG": by tag}, first picture of each example).
+
+    Every example counts once, whatever the number of processes. `eval/diversity` is the mean distance between two
+    pictures of one prompt (root mean square over pixels, 0..1); it needs two samples.
+    """
+    first, mine = ranks.share(examples)
+    images = sample(policy, mine, settings, first)
+    each = [e for e in mine for _ in range(settings.samples)]
+    table = score(images, each, first + torch.arange(len(mine)).repeat_interleave(settings.samples))
+    value, valid = ranks.gather(table.value), ranks.gather(table.valid)
+    owner = torch.arange(len(examples)).repeat_interleave(settings.samples)
+    log = _means(table.names, value, valid & (owner < main), "")
+    tags = [str(e.metadata.get("tag")) for e in examples for _ in range(settings.samples)]
+    for tag in sorted(set(tags) - {"None"}):
+        log |= _means(table.names, value, valid & torch.tensor([t == tag for t in tags]), f"/{tag}")
+    log["eval/invalid"] = int((~valid).sum())
+    shown = ranks.gather(images)
+    if settings.samples > 1:
+        log["eval/diversity"] = float(_spread(shown.unflatten(0, (-1, settings.samples)))[:main].mean())
+    return log, shown[:: settings.samples]
+
+
+def _means(names, value, rows, suffix):
+    return {f"eval/{name}{suffix}": float(column[rows].mean()) for name, column in zip(names, value.T, strict=True)}
+
+
+def _spread(images: Float[Tensor, "P S 3 H W"]) -> Float[Tensor, " P"]:
+    """Mean over the pairs of a prompt's pictures of their root mean square difference."""
+    flat = images.flatten(2)
+    pairs = torch.combinations(torch.arange(flat.shape[1]))
+    return (flat[:, pairs[:, 0]] - flat[:, pairs[:, 1]]).square().mean(2).sqrt().mean(1)

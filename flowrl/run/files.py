@@ -1,0 +1,29 @@
+"""Files of a run directory, written beside and renamed so that what stands there is always whole."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def check_output(path: Path) -> None:
+    """Refuse a run directory that exists or cannot be made; nothing is written."""
+    if path.exists():
+        raise ValueError(f"output = {str(path)!r} exists. Give another output, or remove it first.")
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise ValueError(f"output = {str(path)!r}: {str(parent)!r} is a file, not a directory.")
+    if not os.access(parent, os.W_OK):
+        raise ValueError(f"output = {str(path)!r}: {str(parent)!r} cannot be written to.")
+
+
+def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder and put it in the place of `folder`; a failure leaves the old one."""
+    new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    write(new)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

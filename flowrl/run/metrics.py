@@ -1,0 +1,69 @@
+"""What a run tells: `metrics.jsonl`, one object per update, and a line of progress with rate and time left."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+from torch import Tensor
+
+
+class Metrics:
+    """Append-only log; every line is whole and flushed before the next update starts."""
+
+    def __init__(self, file: Path | None):
+        self._file = file
+        self.lines: list[dict] = []
+
+    def write(self, entry: dict) -> None:
+        line = {name: _number(value) for name, value in entry.items()}
+        self.lines.append(line)
+        if self._file:
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+
+def _number(value):
+    value = value.item() if isinstance(value, Tensor) else value
+    if isinstance(value, float):
+        return float(f"{value:.8g}") if math.isfinite(value) else str(value)
+    return value
+
+
+class Progress:
+    """Prints to a terminal one line that renews itself, to a file one line every `every` seconds."""
+
+    def __init__(self, total: int, *, shown: bool, every: float = 10.0):
+        self._total, self._shown, self._every = total, shown, every
+        self._terminal = sys.stdout.isatty()
+        self._started = self._last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._shown:
+            print(("\r\x1b[K" if self._terminal else "") + _safe(text), flush=True)
+
+    def update(self, done: int, facts: dict[str, float]) -> None:
+        """After `done` updates: rate, time left and the facts."""
+        now = time.monotonic()
+        if not self._shown or not (self._terminal or done == self._total or now - self._last >= self._every):
+            return
+        self._last = now
+        pace = (now - self._started) / done
+        left = duration(pace * (self._total - done))
+        told = "  ".join(f"{name} {value:.4g}" for name, value in facts.items())
+        text = f"update {done}/{self._total}  {pace:.2f} s each  {left} left  {told}"
+        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def _safe(text: str) -> str:
+    """The text as this terminal can show it."""
+    encoding = sys.stdout.encoding or "ascii"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,163 @@
+"""Everything that can be checked before the first network call, and then the objects of a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import rewards
+from flowrl import plan
+from flowrl.recipe import Recipe, Snapshot
+from flowrl.run import files, prompts
+from flowrl.run.config import Lora, Run, resolve
+from flowrl.run.evaluation import Settings
+from flowrl.run.learner import Learner, learning_rate
+from flowrl.run.processes import Processes
+from flowrl.visual.pipelines import sd3
+from flowrl.visual.policy import Example, Policy
+from flowrl.visual.trainer import Score
+from samplers import schedules
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose every part exists; nothing has been written yet."""
+
+    run: Run
+    recipe: Recipe
+    policy: Policy
+    learner: Learner
+    processes: Processes
+    train: list[Example]
+    test: list[Example]  # the held-out prompts of the trained tags first
+    trained_test: int  # how many of them those are
+    score: Score
+    warnings: list[str]
+
+    @property
+    def ema(self) -> Snapshot | None:
+        settings = self.run.optimizer
+        return Snapshot(settings.ema, settings.ema_every, warmup=True) if settings.ema else None
+
+    def evaluation(self) -> Settings:
+        settings, rollout = self.run.evaluation, self.recipe.rollout
+        return Settings(
+            steps=settings.steps or rollout.steps,
+            guidance=settings.guidance or rollout.guidance,
+            samples=settings.samples,
+            seed=settings.seed,
+            batch_size=self.run.budget.batch_size,
+        )
+
+
+def prepare(run: Run, *, pipe: object = None, functions: Mapping[str, Callable] | None = None) -> Prepared:
+    """Check all settings, then load; ValueError names the first that cannot work.
+
+    pipe:      a loaded diffusers pipeline in the place of model.path
+    functions: reward functions by name, in the place of rewards.NAME.function
+    """
+    recipe = run.build_recipe()
+    plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
+    files.check_output(Path(run.output))
+    train, test, trained_test, warnings = read_prompts(run)
+    scorers = load_rewards(run, functions or {}, train + test)
+    device = pick_device(run.model.device)
+    processes = Processes(device)
+    if run.budget.prompts_per_update < processes.count:
+        raise ValueError(
+            f"budget.prompts_per_update = {run.budget.prompts_per_update}: every process trains whole prompts, "
+            f"so {processes.count} processes need at least {processes.count}."
+        )
+    policy = load_policy(run, processes.device, pipe)
+    grid = schedules.check(policy.sigmas(recipe.rollout.steps))
+    plan.count(recipe, grid, seed=run.seed)
+    warnings += policy.warnings(train + test)
+    learner = make_learner(run, policy, processes)
+    return Prepared(run, recipe, policy, learner, processes, train, test, trained_test, make_score(scorers), warnings)
+
+
+def read_prompts(run: Run) -> tuple[list[Example], list[Example], int, list[str]]:
+    """(train, test, number of trained test prompts, warnings): the test prompts of the trained tags come first."""
+    train, warnings = prompts.read(resolve(run.data.train), "data.train")
+    test, more = prompts.read(resolve(run.data.test or run.data.train), "data.test")
+    others: list[Example] = []
+    if run.data.tags:
+        train = prompts.with_tags(train, run.data.tags, "data.tags")
+        others = [e for e in test if e.metadata.get("tag") not in run.data.tags]
+        test = prompts.with_tags(test, run.data.tags, "data.tags")
+    test = _spread_out(test, run.evaluation.prompts)
+    return train, test + _spread_out(others, run.evaluation.others), len(test), warnings + more * bool(run.data.test)
+
+
+def _spread_out(examples, count):
+    """`count` examples at even distances: the same ones for every run of this file."""
+    count = min(count, len(examples))
+    return [examples[i * len(examples) // count] for i in range(count)]
+
+
+def load_rewards(run: Run, functions: Mapping[str, Callable], examples: Sequence[Example]) -> list[rewards.Reward]:
+    """The rewards of a run, each checked against the metadata of the prompts."""
+    found = []
+    for name, setting in run.rewards.items():
+        function = functions.get(name) or rewards.load(setting.function or name, **setting.numbers)
+        found.append(rewards.Reward(name, function, setting.weight, setting.on_error))
+    for reward in found:
+        rewards.check(reward, prompts.columns(examples))
+    rewards.check_weights(found)
+    return found
+
+
+def make_score(scorers: Sequence[rewards.Reward]) -> Score:
+    """What the rewards say of images, one example each, group by group."""
+
+    def score(images: Tensor, examples: Sequence[Example], group: Tensor) -> rewards.RewardTable:
+        texts = [e.prompt for e in examples]
+        return rewards.score(scorers, images.cpu(), texts, group, prompts.columns(examples))
+
+    return score
+
+
+def pick_device(wanted: str) -> str:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("model.device = 'cuda': torch sees no GPU here. Accepted here: auto, cpu.")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def load_policy(run: Run, device: torch.device, pipe: object = None) -> Policy:
+    """The policy of model.path, or over a pipeline that is loaded already."""
+    model, lora = run.model, run.model.lora
+    settings = {"size": model.size, "grid": model.grid, "max_sequence_length": model.max_sequence_length}
+    settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0}
+    if model.train == "lora":
+        lora = lora or Lora()
+        settings |= {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or sd3.TARGETS}
+    if pipe is not None:
+        return sd3.SD3Policy(pipe.to(device), **settings)
+    return sd3.load(resolve(model.path), dtype=pick_dtype(model.dtype, device), device=device, **settings)
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    if wanted == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return getattr(torch, wanted)
+
+
+def make_learner(run: Run, policy: Policy, processes: Processes) -> Learner:
+    settings, updates = run.optimizer, run.budget.updates
+
+    def rate(update: int) -> float:
+        return learning_rate(
+            update, rate=settings.learning_rate, schedule=settings.schedule, warmup=settings.warmup, updates=updates
+        )
+
+    return Learner(
+        policy.trainable(),
+        rate,
+        micro_batch=run.budget.micro_batch,
+        max_grad_norm=settings.max_grad_norm,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        reduce=processes.sum_,
+    )

@@ -1,0 +1,64 @@
+"""The processes of a run, through accelerate: who this one is, sums of gradients, and tables seen by everybody."""
+
+import os
+
+import torch
+import torch.distributed
+from accelerate import PartialState
+from torch import Tensor
+
+from flowrl.visual.trainer import Ranks
+
+
+def is_main() -> bool:
+    """Whether this process speaks for all, before any of them is set up."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+class Processes:
+    """One process, or several under `accelerate launch` or torchrun; gloo on CPUs, nccl on GPUs."""
+
+    def __init__(self, device: str):
+        self._state = PartialState(cpu=device == "cpu")
+        self.device = self._state.device
+        self.index, self.count = self._state.process_index, self._state.num_processes
+        self.main = self._state.is_main_process
+
+    def ranks(self) -> Ranks:
+        return Ranks(self.index, self.count, self.gather)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """[n, ...] of each process -> all rows on the CPU, in the order of processes; n may differ."""
+        if self.count == 1:
+            return rows.cpu()
+        counts = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.count)]
+        torch.distributed.all_gather(counts, torch.tensor([len(rows)], device=self.device))
+        sizes = [int(n) for n in counts]
+        sent = rows.to(self.device, torch.uint8 if rows.dtype == torch.bool else rows.dtype)
+        padded = sent.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = sent
+        received = [torch.empty_like(padded) for _ in range(self.count)]
+        torch.distributed.all_gather(received, padded)
+        return torch.cat([x[:n] for x, n in zip(received, sizes, strict=True)]).to("cpu", rows.dtype)
+
+    def sum_(self, tensors: list[Tensor]) -> None:
+        """Replace each tensor by its sum over processes, in one message."""
+        if self.count == 1:
+            return
+        flat = torch.cat([x.flatten() for x in tensors])
+        torch.distributed.all_reduce(flat)
+        for x, total in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+            x.copy_(total.view_as(x))
+
+    def sum(self, numbers: list[float]) -> list[float]:
+        """The sums over processes of a few numbers."""
+        return self.gather(torch.tensor([numbers], dtype=torch.float64)).sum(0).tolist()
+
+    def largest(self, number: float) -> float:
+        return float(self.gather(torch.tensor([number], dtype=torch.float64)).max())
+
+    def wait(self) -> None:
+        self._state.wait_for_everyone()
+
+    def close(self) -> None:
+        self._state.destroy_process_group()

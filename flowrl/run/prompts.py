@@ -1,0 +1,62 @@
+"""Prompt files: .txt with one prompt per line, or .jsonl with "prompt", "negative_prompt" and metadata."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from flowrl.visual.policy import Example
+
+
+def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
+    """(examples, warnings) of a prompt file; `setting` names it in messages.  Blank lines are left out and counted."""
+    if not path.is_file():
+        raise ValueError(f"{setting} = {str(path)!r}: no such file.")
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ValueError(f"{setting} = {str(path)!r}: expected a .txt or .jsonl file.")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{setting} = {str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start})."
+        ) from None
+    kept = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not kept:
+        raise ValueError(f"{setting} = {str(path)!r} holds no prompt.")
+    parse = _from_json if path.suffix == ".jsonl" else lambda line, where: Example(line)
+    examples = [parse(line, f"{setting} = {str(path)!r}, line {number}") for number, line in kept]
+    warnings = []
+    if blank := len(lines) - len(kept):
+        warnings.append(f"{path.name}: {blank} blank lines left out.")
+    if empty := sum(not e.prompt.strip() for e in examples):
+        warnings.append(f"{path.name}: {empty} prompts are empty.")
+    if odd := [e.prompt for e in examples if any(ord(c) > 0xFFFF for c in e.prompt)]:
+        warnings.append(f"{path.name}: {len(odd)} prompts hold emoji, which most text encoders split into bytes.")
+    return examples, warnings
+
+
+def with_tags(examples: Sequence[Example], tags: Sequence[str], setting: str) -> list[Example]:
+    """The examples whose metadata "tag" is one of `tags`."""
+    known = sorted({str(e.metadata.get("tag")) for e in examples})
+    for tag in tags:
+        if tag not in known:
+            raise ValueError(f"{setting}: no prompt has the tag {tag!r}. Tags of the file: {', '.join(known)}.")
+    return [e for e in examples if e.metadata.get("tag") in tags]
+
+
+def columns(examples: Sequence[Example]) -> dict[str, list]:
+    """Metadata by name, one entry per example, None where an example has none."""
+    names = dict.fromkeys(name for e in examples for name in e.metadata)
+    return {name: [e.metadata.get(name) for e in examples] for name in names}
+
+
+def _from_json(line, where):
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg}).") from None
+    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
+        raise ValueError(f'{where}: expected an object with a text "prompt".')
+    metadata = {**entry, **entry.get("metadata", {})}
+    for name in ("prompt", "negative_prompt", "metadata"):
+        metadata.pop(name, None)
+    return Example(entry["prompt"], entry.get("negative_prompt", ""), metadata)

@@ -1,0 +1,175 @@
+"""A run from the first evaluation to the last."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from flowrl import randomness
+from flowrl.allocation.prompts import shuffled
+from flowrl.explain import explain
+from flowrl.recipes import find
+from flowrl.run import config, files
+from flowrl.run.evaluation import evaluate
+from flowrl.run.metrics import Metrics, Progress, duration
+from flowrl.run.prepare import Prepared
+from flowrl.run.profile import Clock
+from flowrl.visual.trainer import update
+from rewards import media
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `flowrl.align` returns: a pipeline with the trained weights, the log, and where everything lies."""
+
+    pipeline: object
+    metrics: list[dict]
+    directory: Path
+
+
+def train(prepared: Prepared) -> Result:
+    """Evaluate, update, evaluate at times, and leave behind a run directory; see the README for what lies in it."""
+    run, policy, processes = prepared.run, prepared.policy, prepared.processes
+    directory = Path(run.output)
+    if processes.main:
+        _start(prepared, directory)
+    processes.wait()
+    metrics = Metrics(directory / "metrics.jsonl" if processes.main else None)
+    progress = Progress(run.budget.updates, shown=processes.main)
+    for line in prepared.warnings:
+        progress.say(f"warning: {line}")
+    clock = _watched(prepared) if run.profile else None
+    for name, rule in _snapshots(prepared).items():
+        policy.snapshot(name, rule, 0)
+
+    first, began = _evaluate(prepared, directory, 0, progress), time.monotonic()
+    metrics.write({"iteration": 0, "seconds": 0.0, "elapsed": 0.0, "forwards": 0, "backwards": 0} | first)
+    for iteration in range(run.budget.updates):
+        log = _update(prepared, iteration, clock)
+        done = iteration + 1
+        log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - began} | log
+        progress.update(done, {k: log[k] for k in log if k.startswith("reward/") or k == "param_delta_norm"})
+        every = run.evaluation.every
+        if done == run.budget.updates or (every and done % every == 0):
+            log |= _evaluate(prepared, directory, done, progress)
+        metrics.write(log)
+    _finish(prepared, directory, progress, first, metrics.lines[-1])
+    processes.wait()
+    return Result(getattr(policy, "pipe", None), metrics.lines, directory)
+
+
+def _start(prepared, directory):
+    """Make the run directory; from here on something is written."""
+    directory.mkdir(parents=True)
+    (directory / "samples").mkdir()
+    key = str(prepared.run.recipe["name"])
+    (directory / "run.yaml").write_text(config.dump(prepared.run), encoding="utf-8")
+    (directory / "recipe.txt").write_text(explain(prepared.recipe, find(key).__doc__) + "\n", encoding="utf-8")
+    shown = [e.prompt for e in prepared.test[: prepared.run.evaluation.pictures]]
+    (directory / "samples" / "prompts.txt").write_text("\n".join(shown) + "\n", encoding="utf-8")
+
+
+def _snapshots(prepared):
+    """The recipe's snapshots, and the averaged weights if they are on."""
+    return dict(prepared.recipe.snapshots) | ({"ema": prepared.ema} if prepared.ema else {})
+
+
+def _watched(prepared):
+    """A clock over the parts that an update cannot do without."""
+    clock = Clock()
+    clock.watch(prepared.policy, "velocity", "network")
+    clock.watch(prepared.learner, "backward", "network")
+    clock.watch(prepared.policy, "decode", "decode")
+    clock.watch(prepared.learner, "step", "optimiser")
+    return clock
+
+
+def _update(prepared, iteration, clock):
+    """One update and what it cost, summed over processes."""
+    run, policy = prepared.run, prepared.policy
+    began, before = time.monotonic(), (policy.forwards, policy.backwards)
+
+    def permutation(number):
+        return randomness.generator(run.seed, "prompts", number)
+
+    chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+    log = update(
+        policy,
+        prepared.recipe,
+        [prepared.train[i] for i in chosen],
+        clock.timed("reward", prepared.score) if clock else prepared.score,
+        prepared.learner,
+        seed=run.seed,
+        iteration=iteration,
+        batch_size=run.budget.batch_size,
+        ranks=prepared.processes.ranks(),
+    )
+    for name, rule in _snapshots(prepared).items():
+        policy.snapshot(name, rule, iteration + 1)
+    return _over_processes(prepared, log, before) | _timing(time.monotonic() - began, clock)
+
+
+def _over_processes(prepared, log, before):
+    """Sums of what is additive (loss terms, rows), the largest deviation; the rest is the same everywhere."""
+    policy, processes = prepared.policy, prepared.processes
+    additive = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
+    additive |= {name: float(x) for name, x in log.items() if name.startswith(("objective/", "penalty/"))}
+    log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
+    log |= {name: int(log[name]) for name in ("forwards", "backwards")}
+    log["ratio/deviation"] = processes.largest(log["ratio/deviation"])
+    return log | {"on_policy": True}
+
+
+def _timing(seconds, clock):
+    shares = clock.shares(seconds) if clock else {}
+    return {"seconds": seconds} | {f"time/{part}": share for part, share in shares.items()}
+
+
+def _evaluate(prepared, directory, done, progress):
+    """Score the held-out prompts with the weights that are saved: the averaged ones if there are any."""
+    policy, settings, processes = prepared.policy, prepared.evaluation(), prepared.processes
+    before = policy.forwards
+    with policy.at("ema" if prepared.ema else "current"):
+        log, pictures = evaluate(
+            policy, prepared.test, prepared.score, settings, processes.ranks(), main=prepared.trained_test
+        )
+        if processes.main:
+            files.replace_folder(directory / policy.folder, policy.save)
+    policy.forwards = before  # an update's rows are its own
+    if processes.main:
+        _picture(prepared, pictures, directory / "samples" / f"{done:06d}.png")
+    means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}
+    weights = "averaged weights" if prepared.ema else "current weights"
+    size = tuple(pictures.shape[-2:])
+    progress.say(
+        f"evaluation after {done} updates: "
+        + "  ".join(f"{k} {v:.4f}" for k, v in means.items())
+        + f"  ({prepared.trained_test} prompts, ODE, {settings.steps} steps, guidance {settings.guidance:g}, "
+        f"{size[1]}x{size[0]}, {weights})"
+    )
+    return log
+
+
+def _picture(prepared, pictures: Tensor, path: Path):
+    shown = pictures[: prepared.run.evaluation.pictures]
+    scale = max(96 // shown.shape[-1], 1)
+    media.save_png(media.picture_grid(shown, columns=8, scale=scale), path)
+
+
+def _finish(prepared, directory, progress, first, last):
+    """Say what changed and where everything lies."""
+    if not prepared.processes.main:
+        return
+    final = f"{prepared.run.budget.updates:06d}.png"
+    pictures = [directory / "samples" / name for name in ("000000.png", final)]
+    media.before_after(*pictures, directory / "before_after.png")
+    progress.say(f"{'':<28}{'before':>9}{'after':>9}{'change':>9}")
+    for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid"):
+        progress.say(f"{name:<28}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}")
+    progress.say(
+        f"{prepared.run.budget.updates} updates in {duration(last['elapsed'])}. Everything lies in {directory}:"
+    )
+    progress.say(
+        f"  {prepared.policy.folder}/ (for diffusers), metrics.jsonl, samples/, before_after.png, run.yaml, recipe.txt"
+    )

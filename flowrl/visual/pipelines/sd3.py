@@ -1,0 +1,266 @@
+"""Stable Diffusion 3 and 3.5 as a Policy.
+
+The transformer takes timestep = 1000 * sigma and predicts the velocity; latents are [B, C, H/8, W/8].
+arXiv:2403.03206
+"""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from torch import Tensor, nn
+
+from flowrl.recipe import Snapshot
+from flowrl.visual.pipelines.lora import add_lora, load_lora, save_lora, without_lora
+from flowrl.visual.policy import Example, Snapshots
+
+ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+TARGETS = (*ATTENTION, "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")  # Flow-GRPO's
+GRIDS = ("pipeline", "linear")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One text as the transformer reads it: tokens [L, D] and pooled [D], kept on the CPU."""
+
+    tokens: Tensor
+    pooled: Tensor
+
+
+class SD3Policy:
+    """Policy over a StableDiffusion3Pipeline: LoRA (rank > 0) or full weights, fp32 where it is trained.
+
+    pipe:                loaded pipeline; its transformer is trained in place
+    size:                pixels of a side, by default the pipeline's own
+    grid:                "pipeline" is the schedule of `pipe(num_inference_steps=T)` (SD3 shifts it twice), "linear"
+                         that of `pipe(sigmas=linspace(1, 1/T, T))`
+    max_sequence_length: T5 tokens, as in `pipe(max_sequence_length=...)`; without T5 they are zeros
+    batch_size:          rows per text-encoder and autoencoder call
+    """
+
+    def __init__(
+        self,
+        pipe: StableDiffusion3Pipeline,
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str] = TARGETS,
+        size: int | None = None,
+        grid: str = "pipeline",
+        max_sequence_length: int = 256,
+        batch_size: int = 64,
+        seed: int = 0,
+    ):
+        if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
+            raise ValueError(
+                f"scheduler {type(pipe.scheduler).__name__}: accepted is FlowMatchEulerDiscreteScheduler, whose sigmas "
+                "are the flow's."
+            )
+        if grid not in GRIDS:
+            raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
+        self.pipe, self.grid, self.batch_size = pipe, grid, batch_size
+        self.max_sequence_length = max_sequence_length
+        self.dtype = pipe.transformer.dtype
+        self.guidance = 1.0
+        self.forwards = self.backwards = 0
+        side = size or pipe.default_sample_size * pipe.vae_scale_factor
+        self.shape = (pipe.transformer.config.in_channels, *[side // pipe.vae_scale_factor] * 2)
+        for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
+            if module is not None:
+                module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
+        pipe.vae.to(torch.float32)  # half-precision decoders overflow
+        if rank:
+            add_lora(pipe.transformer, rank=rank, alpha=alpha, targets=targets, seed=seed)
+        else:
+            pipe.transformer.float().requires_grad_(True)
+        self.rank = rank
+        base = (lambda: without_lora(pipe.transformer)) if rank else None
+        self._snapshots = Snapshots([p for _, p in self.trainable()], base)
+        self._ids: dict[tuple[str, str], int] = {}
+        self._texts: dict[str, Encoded] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.pipe.transformer.device
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.pipe.transformer.named_parameters() if p.requires_grad]
+
+    def encode(self, examples: Sequence[Example]) -> Tensor:
+        """Prompt ids [P]; texts are encoded once and kept on the CPU, those of this call are moved to the device.
+
+        `velocity` accepts the ids of the latest call only. Negative prompts are not encoded without guidance.
+        """
+        guided = self.guidance > 1
+        pairs = [(e.prompt, e.negative_prompt) for e in examples]
+        wanted = [text for pair in pairs for text in pair[: 2 if guided else 1]]
+        self._encode_texts([text for text in dict.fromkeys(wanted) if text not in self._texts])
+        ids = [self._ids.setdefault(pair, len(self._ids)) for pair in pairs]
+        active = dict(zip(ids, pairs, strict=True))
+        self._row = torch.full((len(self._ids),), torch.iinfo(torch.long).max, device=self.device)
+        self._row[torch.tensor(list(active), device=self.device)] = torch.arange(len(active), device=self.device)
+        self._prompts = self._stack([prompt for prompt, _ in active.values()])
+        self._negatives = self._stack([negative for _, negative in active.values()]) if guided else None
+        return torch.tensor(ids)
+
+    @torch.no_grad()
+    def _encode_texts(self, texts):
+        for start in range(0, len(texts), self.batch_size):
+            chunk = texts[start : start + self.batch_size]
+            tokens, _, pooled, _ = self.pipe.encode_prompt(
+                prompt=chunk,
+                prompt_2=None,
+                prompt_3=None,
+                device=self.device,
+                do_classifier_free_guidance=False,
+                max_sequence_length=self.max_sequence_length,
+            )
+            for text, t, p in zip(chunk, tokens.cpu(), pooled.cpu(), strict=True):
+                self._texts[text] = Encoded(t.clone(), p.clone())
+
+    def _stack(self, texts):
+        encoded = [self._texts[text] for text in texts]
+        columns = (torch.stack([getattr(e, name) for e in encoded]) for name in ("tokens", "pooled"))
+        return tuple(x.to(self.device, non_blocking=True) for x in columns)
+
+    def warnings(self, examples: Sequence[Example]) -> list[str]:
+        """What the tokenizers cannot read of these prompts, counted: one line per kind of trouble."""
+        long, unknown, first = 0, 0, {}
+        tokenizer = self.pipe.tokenizer
+        for example in examples:
+            ids = tokenizer(example.prompt).input_ids
+            if len(ids) > tokenizer.model_max_length:
+                long += 1
+                first.setdefault("long", example.prompt)
+            if tokenizer.unk_token_id in ids[1:-1] and tokenizer.unk_token_id != tokenizer.eos_token_id:
+                unknown += 1
+                first.setdefault("unknown", example.prompt)
+        limit = tokenizer.model_max_length
+        found = []
+        if long:
+            shown = ascii(first["long"][:60])
+            found.append(
+                f"{long} of {len(examples)} prompts exceed the tokenizer's {limit} tokens; cut there. First: {shown}"
+            )
+        if unknown:
+            shown = ascii(first["unknown"][:60])
+            found.append(
+                f"{unknown} of {len(examples)} prompts have words that the tokenizer does not know. First: {shown}"
+            )
+        return found
+
+    def noise(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(n, *self.shape, generator=generator).to(self.device, non_blocking=True)
+
+    def sigmas(self, steps: int) -> Tensor:
+        """The pipeline's own schedule, made by its scheduler: fp32 [steps + 1] on the CPU."""
+        scheduler, extra = copy.deepcopy(self.pipe.scheduler), {}
+        if scheduler.config.get("use_dynamic_shifting"):
+            extra["mu"] = self._mu(scheduler.config)
+        if self.grid == "linear":
+            scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
+        else:
+            scheduler.set_timesteps(steps, **extra)
+        return scheduler.sigmas.cpu().float()
+
+    def _mu(self, config):
+        """Resolution-dependent shift: linear in the number of image tokens."""
+        patch = self.pipe.transformer.config.patch_size
+        tokens = (self.shape[1] // patch) * (self.shape[2] // patch)
+        low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+        least, most = config.get("base_shift", 0.5), config.get("max_shift", 1.16)
+        return least + (most - least) * (tokens - low) / (high - low)
+
+    def velocity(self, latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        row = self._row[prompt.to(self.device, non_blocking=True)]
+        tokens, pooled = (x[row] for x in self._prompts)
+        if guided := self.guidance > 1:
+            unconditional = (x[row] for x in self._negatives)
+            tokens, pooled = (torch.cat(pair) for pair in zip(unconditional, (tokens, pooled), strict=True))
+            latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
+        self.forwards += len(latents)
+        self.backwards += len(latents) * torch.is_grad_enabled()
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            out = self.pipe.transformer(
+                hidden_states=latents.to(self.dtype),
+                timestep=1000 * sigma,
+                encoder_hidden_states=tokens,
+                pooled_projections=pooled,
+                return_dict=False,
+            )[0].float()
+        if not guided:
+            return out
+        negative, positive = out.chunk(2)
+        return negative + self.guidance * (positive - negative)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Pictures [N, 3, H, W] in [0, 1], rounded to 8 bits once so that every reward sees what a file would hold."""
+        config, pictures = self.pipe.vae.config, []
+        for chunk in latents.split(self.batch_size):
+            raw = self.pipe.vae.decode(chunk / config.scaling_factor + config.shift_factor, return_dict=False)[0]
+            pictures.append((raw.float() / 2 + 0.5).clamp(0, 1))
+        return (torch.cat(pictures) * 255).round() / 255
+
+    def snapshot(self, name: str, rule: Snapshot, update: int) -> None:
+        self._snapshots.refresh(name, rule, update)
+
+    def at(self, name: str):
+        return self._snapshots.at(name)
+
+    @property
+    def folder(self) -> str:
+        """Name of what `save` writes: "adapter" or "model"."""
+        return "adapter" if self.rank else "model"
+
+    def save(self, directory: Path) -> None:
+        """Write the weights in force so that plain diffusers loads them: a LoRA file, or a whole pipeline."""
+        if self.rank:
+            save_lora(self.pipe, directory)
+        else:
+            self.pipe.save_pretrained(directory)
+
+    def load(self, directory: Path) -> None:
+        """Take the weights of a folder that `save` wrote."""
+        if self.rank:
+            load_lora(self.pipe, directory)
+        else:
+            read_index(directory)
+            trained = SD3Transformer2DModel.from_pretrained(directory / "transformer", local_files_only=True)
+            self.pipe.transformer.load_state_dict(trained.state_dict())
+
+
+def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, **settings) -> SD3Policy:
+    """Policy over the pipeline saved in the folder `path`; encoders that it was saved without stay away."""
+    index = read_index(Path(path))
+    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
+    pipe = StableDiffusion3Pipeline.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **absent)
+    pipe.set_progress_bar_config(disable=True)
+    return SD3Policy(pipe.to(device), **settings)
+
+
+def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:
+    """Trainable parameters of a pipeline folder, from its configuration alone: no weight is read."""
+    read_index(path)
+    with torch.device("meta"):
+        transformer = SD3Transformer2DModel.from_config(SD3Transformer2DModel.load_config(path / "transformer"))
+    if rank:
+        add_lora(transformer, rank=rank, alpha=rank, targets=targets, seed=0)
+    return sum(p.numel() for p in transformer.parameters() if p.requires_grad)
+
+
+def read_index(path: Path) -> dict:
+    """model_index.json of a pipeline folder, or one line that says what is not there."""
+    file = path / "model_index.json"
+    if not file.is_file():
+        raise ValueError(f"model.path = {str(path)!r} is not a pipeline: it has no model_index.json.")
+    index = json.loads(file.read_text(encoding="utf-8"))
+    if index.get("_class_name") != "StableDiffusion3Pipeline":
+        raise ValueError(
+            f"model.path = {str(path)!r} holds a {index.get('_class_name')}; accepted is StableDiffusion3Pipeline."
+        )
+    return index

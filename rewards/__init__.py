@@ -1,0 +1,110 @@
+"""From media to numbers: load rewards by name, score images, get one RewardTable.
+
+A built-in reward is a file here with `load(device="cpu", *, numbers...)`, which returns its score function; what a
+reward function may ask for is said in `rewards.reward`, what it may answer in `rewards.answer`.
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rewards.answer import RewardError
+from rewards.call import ask
+from rewards.media import check_images, quantise
+from rewards.nearest import did_you_mean
+from rewards.reward import MEDIA, Reward, check, check_weights, column_names
+from rewards.table import RewardTable
+
+__all__ = ["Reward", "RewardError", "RewardTable", "check", "check_weights", "column_names", "load", "score"]
+
+
+def load(name_or_function: str | Callable, device: str | torch.device = "cpu", **numbers: object) -> Callable:
+    """The score function of a built-in reward, of `module:function`, or the function given, with its numbers set.
+
+    `device` is where a built-in reward puts its model.  ValueError for a name or a number that does not exist.
+    """
+    if isinstance(name_or_function, str) and ":" not in name_or_function:
+        return _load_built_in(name_or_function, device, numbers)
+    name, function = str(name_or_function), name_or_function
+    if isinstance(function, str):
+        function = _imported(function)
+    if not numbers:
+        return function
+    named = inspect.signature(function).parameters.values()
+    accepted = [p.name for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in MEDIA]
+    _check_numbers(name, numbers, accepted)
+    return partial(function, **numbers)
+
+
+def _load_built_in(name: str, device: str | torch.device, numbers: Mapping[str, object]) -> Callable:
+    known = _built_in()
+    if name not in known:
+        raise ValueError(f"reward {name!r}: no such reward.{did_you_mean(name, known)} "
+                         f"Rewards here: {', '.join(known)}; or your own as module:function.")
+    make = importlib.import_module(f"rewards.{name}").load
+    accepted = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    _check_numbers(name, numbers, accepted)
+    return make(device, **numbers)
+
+
+def _built_in() -> list[str]:
+    """The files here that define `load`, read without importing them: some import large models."""
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__")
+    return [path.stem for path in files if any(
+        isinstance(node, ast.FunctionDef) and node.name == "load" for node in ast.parse(path.read_bytes()).body)]
+
+
+def _check_numbers(name: str, given: Iterable[str], accepted: Sequence[str]) -> None:
+    for number in given:
+        if number not in accepted:
+            raise ValueError(f"reward {name!r}: {number!r} is not one of its numbers.{did_you_mean(number, accepted)} "
+                             f"Accepted: {', '.join(accepted) or 'none'}.")
+
+
+def _imported(address: str) -> Callable:
+    module_name, _, function_name = address.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:          # whatever a user's file raises while it is imported
+        said = " ".join(str(error).split())
+        kind = type(error).__name__
+        raise ValueError(f"reward {address!r}: cannot import {module_name!r}: {kind}: {said}") from error
+    functions = {name: value for name, value in vars(module).items() if callable(value)}
+    if function_name not in functions:
+        near = did_you_mean(function_name, functions)
+        raise ValueError(f"reward {address!r}: {module.__file__} has no function {function_name!r}.{near}")
+    return functions[function_name]
+
+
+def score(
+    rewards: Sequence[Reward], images: Float[Tensor, "N 3 H W"], prompts: Sequence[str], group: Int[Tensor, " N"],
+    metadata: Mapping[str, list],
+) -> RewardTable:
+    """What every reward says about every image.  `metadata` holds a list of N for each column of the prompt file.
+
+    Images are RGB in [0, 1] and are rounded to 8 bits first, so that a reward sees what a PNG holds.  ValueError for
+    images, lengths or weights that cannot be; RewardError for what a reward does or answers.
+    """
+    weight = check_weights(rewards)
+    check_images(images)
+    lengths = {"prompts": len(prompts), "group": len(group)} | {name: len(column) for name, column in metadata.items()}
+    for name, length in lengths.items():
+        if length != len(images):
+            raise ValueError(f"{name}: {length} for {len(images)} images; expected one for each image")
+    values, valid = [], torch.ones(len(images), dtype=torch.bool)
+    for reward in rewards:
+        check(reward, metadata)
+        # Each reward gets its own copies: one that writes to its input must not change what the next one sees.
+        media = {"images": quantise(images), "prompts": list(prompts), "group": group.clone()}
+        value, scored = ask(reward, media, {name: list(column) for name, column in metadata.items()})
+        values.append(value)
+        valid &= scored
+    names = tuple(name for reward in rewards for name in column_names(reward))
+    return RewardTable(torch.cat(values, dim=1), weight, group.cpu().long(), valid, names)

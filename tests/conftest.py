@@ -1,0 +1,104 @@
+"""What several tests share: every visual recipe, a toy policy that is fitted once, and the loop around it."""
+
+import copy
+import functools
+import importlib
+import inspect
+import pkgutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def public_functions(module):
+    """The functions that a module defines for others."""
+    here = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    return [f for f in here if not f.__name__.startswith("_")]
+
+
+def modules_of(package):
+    """The package `package` (a dotted name) and everything below it."""
+    top = importlib.import_module(package)
+    below = pkgutil.walk_packages(getattr(top, "__path__", ()), package + ".")
+    return [top, *(importlib.import_module(found.name) for found in below)]
+
+
+@functools.cache
+def recipe_functions():
+    found = [f for module in modules_of("flowrl.recipes.visual") for f in public_functions(module)]
+    return [f for f in found if not inspect.signature(f).parameters]
+
+
+def pytest_generate_tests(metafunc):
+    """`recipe_function` runs through every visual recipe; `public` through the functions of @pytest.mark.menu(...)."""
+    if "recipe_function" in metafunc.fixturenames:
+        metafunc.parametrize("recipe_function", recipe_functions(), ids=lambda f: f.__name__)
+    if "public" in metafunc.fixturenames:
+        packages = metafunc.definition.get_closest_marker("menu").args
+        found = [f for package in packages for module in modules_of(package) for f in public_functions(module)]
+        metafunc.parametrize("public", found, ids=lambda f: f"{f.__module__}.{f.__name__}")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "menu(package, ...): `public` runs through the public functions of these packages")
+
+
+@pytest.fixture
+def recipe(recipe_function):
+    return recipe_function().check()
+
+
+@functools.cache
+def _fitted(dtype):
+    from flowrl.visual.toy import ToyPolicy
+
+    return ToyPolicy(dtype=dtype)
+
+
+@pytest.fixture
+def toy():
+    """Make fresh toy policies; with a recipe, its snapshots are taken."""
+
+    def make(recipe=None, dtype=torch.float32):
+        policy = copy.deepcopy(_fitted(dtype))
+        for name, rule in recipe.snapshots.items() if recipe else ():
+            policy.snapshot(name, rule, 0)
+        return policy
+
+    return make
+
+
+@pytest.fixture
+def loop():
+    """The loop on the toy: four prompts; the even ones want a red pixel, the odd ones anything but."""
+    from flowrl.run.learner import Learner
+    from flowrl.visual import trainer
+    from flowrl.visual.policy import Example
+    from rewards.table import RewardTable
+
+    examples = [Example(str(i)) for i in range(4)]
+
+    def score(images, examples, group):
+        sign = torch.tensor([1.0 if int(e.prompt) % 2 == 0 else -1.0 for e in examples], dtype=images.dtype)
+        value = (sign * images[:, 0].mean((1, 2)))[:, None]
+        weight, valid = torch.ones(1, dtype=images.dtype), torch.ones(len(value), dtype=torch.bool)
+        return RewardTable(value, weight, group, valid, ("red",))
+
+    def learner(policy, micro_batch=64, rate=2e-3, **changes):
+        return Learner(policy.trainable(), lambda update: rate, micro_batch=micro_batch, **changes)
+
+    def update(policy, recipe, learner, iteration=0, batch_size=64, examples=examples, score=score, seed=0, **changes):
+        changes |= {"seed": seed, "iteration": iteration, "batch_size": batch_size}
+        return trainer.update(policy, recipe, examples, score, learner, **changes)
+
+    def gradient(policy, recipe, micro_batch, **changes):
+        """(gradient of one update, its log), before any clipping or step."""
+        kept = learner(policy, micro_batch, reduce=lambda gradients: seen.extend(g.clone() for g in gradients))
+        seen = []
+        log = update(policy, recipe, kept, **changes)
+        return torch.cat([g.flatten() for g in seen]), log
+
+    return SimpleNamespace(examples=examples, score=score, learner=learner, update=update, gradient=gradient)
