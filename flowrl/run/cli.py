@@ -139,3 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
         raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

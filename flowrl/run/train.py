@@ -89,6 +89,8 @@ def _update(prepared, iteration, clock):
     """One update and what it cost, summed over processes."""
     run, policy = prepared.run, prepared.policy
     began, before = time.monotonic(), (policy.forwards, policy.backwards)
+    if clock:
+        clock.seconds.clear()  # what an evaluation took
 
     def permutation(number):
         return randomness.generator(run.seed, "prompts", number)
@@ -164,9 +166,9 @@ def _finish(prepared, directory, progress, first, last):
     final = f"{prepared.run.budget.updates:06d}.png"
     pictures = [directory / "samples" / name for name in ("000000.png", final)]
     media.before_after(*pictures, directory / "before_after.png")
-    progress.say(f"{'':<28}{'before':>9}{'after':>9}{'change':>9}")
+    progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
     for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid"):
-        progress.say(f"{name:<28}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}")
+        progress.say(f"{name:<34}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}")
     progress.say(
         f"{prepared.run.budget.updates} updates in {duration(last['elapsed'])}. Everything lies in {directory}:"
     )

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
 
 from flowrl.recipe import Snapshot
 from flowrl.visual.pipelines.lora import add_lora, load_lora, save_lora, without_lora
@@ -237,10 +239,18 @@ class SD3Policy:
 def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, **settings) -> SD3Policy:
     """Policy over the pipeline saved in the folder `path`; encoders that it was saved without stay away."""
     index = read_index(Path(path))
+    quiet()
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
     pipe = StableDiffusion3Pipeline.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **absent)
     pipe.set_progress_bar_config(disable=True)
     return SD3Policy(pipe.to(device), **settings)
+
+
+def quiet() -> None:
+    """Keep what diffusers and transformers print for their own loading loops out of a run's output."""
+    for logging in (diffusers_logging, transformers_logging):
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
 
 
 def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:
