@@ -1,6 +1,7 @@
 """The run file: model, data, rewards, budget, optimiser, evaluation, and the name of a recipe with its changes.
 
-One strict loader. Precedence: recipe defaults < YAML < `key=value` on the command line. A key that does not exist, a
+One strict loader. Precedence: recipe defaults < YAML < `key=value` on the command line; `recipe.name=` on the command line chooses the
+recipe as published, without the changes that the file makes to its own. A key that does not exist, a
 wrong type or a combination that cannot work is one line that names the setting, what was given and what is accepted.
 """
 
@@ -127,21 +128,29 @@ def load(file: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 def from_dict(given: Mapping[str, object], overrides: Sequence[str] = ()) -> Run:
     """Check a run that is already a mapping."""
-    settings = _plain(given)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ValueError(f"{override!r}: expected key=value, such as budget.updates=50.")
-        _put(settings, key.strip(), _parse(text, override))
+    settings, pairs = _plain(given), [_pair(override) for override in overrides]
+    if "recipe.name" in dict(pairs) or "recipe" in dict(pairs):  # the file's changes belong to the file's recipe
+        settings["recipe"] = {}
+    for key, value in pairs:
+        _put(settings, key, value)
     settings["recipe"] = _flat_recipe(settings.get("recipe"))
     for name, value in dict(settings.get("rewards") or {}).items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if value is None:  # rewards.NAME=null takes a reward of the file out
+            del settings["rewards"][name]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             settings["rewards"][name] = {"weight": value}
     try:
         run = Run.model_validate(settings)
     except ValidationError as error:
         raise ValueError(_one_line(error)) from None
     return _combinations(run)
+
+
+def _pair(override):
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{override!r}: expected key=value, such as budget.updates=50.")
+    return key.strip(), _parse(text, override)
 
 
 def dump(run: Run) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flowrl import randomness
+from flowrl import plan, randomness
 from flowrl.allocation.prompts import shuffled
 from flowrl.explain import explain
 from flowrl.recipes import find
@@ -43,6 +43,8 @@ def train(prepared: Prepared) -> Result:
     for name, rule in _snapshots(prepared).items():
         policy.snapshot(name, rule, 0)
 
+    for line in _overview(prepared):
+        progress.say(line)
     first, began = _evaluate(prepared, directory, 0, progress), time.monotonic()
     metrics.write({"iteration": 0, "seconds": 0.0, "elapsed": 0.0, "forwards": 0, "backwards": 0} | first)
     for iteration in range(run.budget.updates):
@@ -68,6 +70,23 @@ def _start(prepared, directory):
     (directory / "recipe.txt").write_text(explain(prepared.recipe, find(key).__doc__) + "\n", encoding="utf-8")
     shown = [e.prompt for e in prepared.test[: prepared.run.evaluation.pictures]]
     (directory / "samples" / "prompts.txt").write_text("\n".join(shown) + "\n", encoding="utf-8")
+
+
+def _overview(prepared):
+    """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
+    run, recipe = prepared.run, prepared.recipe
+    one, prompts = (
+        plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed),
+        run.budget.prompts_per_update,
+    )
+    changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
+    trained = sum(p.numel() for _, p in prepared.policy.trainable())
+    yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
+    yield (
+        f"an update: {prompts} prompts x {one.leaves} leaves = {prompts * one.leaves} pictures scored, "
+        f"{prompts * one.rollout_calls:,} network rows to draw them, {prompts * one.train_calls:,} to train "
+        f"{prompts * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
+    )
 
 
 def _snapshots(prepared):
