@@ -3,7 +3,7 @@
 No loader and no state: resuming at an iteration gives the same prompts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,9 +13,26 @@ def shuffled(count: int, per_update: int, iteration: int, generator_of: Callable
 
     generator_of: pass number -> private generator (named by the run's seed)
     """
-    first = iteration * per_update
-    passes = {}
+    first, passes = iteration * per_update, {}
     for position in range(first, first + per_update):
         if (number := position // count) not in passes:
             passes[number] = torch.randperm(count, generator=generator_of(number))
     return [int(passes[i // count][i % count]) for i in range(first, first + per_update)]
+
+
+def balanced(
+    kinds: Sequence[Sequence[int]],
+    per_update: int,
+    iteration: int,
+    generator_of: Callable[[int, int], torch.Generator],
+) -> list[int]:
+    """Prompts of an update that take their kinds in turn, so that a rare kind counts as much as a frequent one.
+
+    kinds: the prompts of each kind; generator_of: (kind, pass) -> private generator
+    """
+    chosen = []
+    for position in range(iteration * per_update, (iteration + 1) * per_update):
+        turn, kind = divmod(position, len(kinds))
+        (index,) = shuffled(len(kinds[kind]), 1, turn, lambda number, kind=kind: generator_of(kind, number))
+        chosen.append(kinds[kind][index])
+    return chosen

@@ -1,8 +1,8 @@
 """The run file: model, data, rewards, budget, optimiser, evaluation, and the name of a recipe with its changes.
 
-One strict loader. Precedence: recipe defaults < YAML < `key=value` on the command line; `recipe.name=` on the command line chooses the
-recipe as published, without the changes that the file makes to its own. A key that does not exist, a
-wrong type or a combination that cannot work is one line that names the setting, what was given and what is accepted.
+One strict loader. Precedence: recipe defaults < YAML < `key=value` on the command line; there, `recipe.name=` chooses
+the recipe as published, without the changes that the file makes to its own. A key that does not exist, a wrong type
+or a combination that cannot work is one line that names the setting, what was given and what is accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,6 +50,7 @@ class Data(Section):
     train: str  # .txt with a prompt per line, or .jsonl with "prompt" and metadata
     test: str | None = None  # held-out prompts of the same form; default: train
     tags: tuple[str, ...] | None = None  # train on the prompts whose metadata "tag" is one of these
+    balance: bool = False  # take the tags in turn, in training and evaluation; a rare one is gone through more often
 
 
 class RewardSetting(Section):

@@ -87,14 +87,22 @@ def read_prompts(run: Run) -> tuple[list[Example], list[Example], int, list[str]
         train = prompts.with_tags(train, run.data.tags, "data.tags")
         others = [e for e in test if e.metadata.get("tag") not in run.data.tags]
         test = prompts.with_tags(test, run.data.tags, "data.tags")
-    test = _spread_out(test, run.evaluation.prompts)
-    return train, test + _spread_out(others, run.evaluation.others), len(test), warnings + more * bool(run.data.test)
+    pick = _in_turn if run.data.balance else _spread_out
+    test = pick(test, run.evaluation.prompts)
+    return train, test + pick(others, run.evaluation.others), len(test), warnings + more * bool(run.data.test)
 
 
 def _spread_out(examples, count):
     """`count` examples at even distances: the same ones for every run of this file."""
     count = min(count, len(examples))
     return [examples[i * len(examples) // count] for i in range(count)]
+
+
+def _in_turn(examples, count):
+    """`count` examples, their tags in turn; a tag with too few is gone through again (with other noise)."""
+    kinds = [[examples[i] for i in kind] for kind in prompts.kinds(examples)] if examples else []
+    each = [_spread_out(kind, -(-count // len(kinds))) for kind in kinds]
+    return [each[i % len(each)][i // len(each) % len(each[i % len(each)])] for i in range(count)] if each else []
 
 
 def load_rewards(run: Run, functions: Mapping[str, Callable], examples: Sequence[Example]) -> list[rewards.Reward]:

@@ -43,6 +43,12 @@ def with_tags(examples: Sequence[Example], tags: Sequence[str], setting: str) ->
     return [e for e in examples if e.metadata.get("tag") in tags]
 
 
+def kinds(examples: Sequence[Example]) -> list[list[int]]:
+    """Indices of the examples of each tag, in the order of the tags."""
+    tags = [str(e.metadata.get("tag")) for e in examples]
+    return [[i for i, t in enumerate(tags) if t == tag] for tag in sorted(set(tags))]
+
+
 def columns(examples: Sequence[Example]) -> dict[str, list]:
     """Metadata by name, one entry per example, None where an example has none."""
     names = dict.fromkeys(name for e in examples for name in e.metadata)

@@ -7,10 +7,10 @@ from pathlib import Path
 from torch import Tensor
 
 from flowrl import plan, randomness
-from flowrl.allocation.prompts import shuffled
+from flowrl.allocation.prompts import balanced, shuffled
 from flowrl.explain import explain
 from flowrl.recipes import find
-from flowrl.run import config, files
+from flowrl.run import config, files, prompts
 from flowrl.run.evaluation import evaluate
 from flowrl.run.metrics import Metrics, Progress, duration
 from flowrl.run.prepare import Prepared
@@ -75,17 +75,15 @@ def _start(prepared, directory):
 def _overview(prepared):
     """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
     run, recipe = prepared.run, prepared.recipe
-    one, prompts = (
-        plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed),
-        run.budget.prompts_per_update,
-    )
+    one = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed)
+    groups = run.budget.prompts_per_update
     changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
     trained = sum(p.numel() for _, p in prepared.policy.trainable())
     yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
     yield (
-        f"an update: {prompts} prompts x {one.leaves} leaves = {prompts * one.leaves} pictures scored, "
-        f"{prompts * one.rollout_calls:,} network rows to draw them, {prompts * one.train_calls:,} to train "
-        f"{prompts * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
+        f"an update: {groups} prompts x {one.leaves} leaves = {groups * one.leaves} pictures scored, "
+        f"{groups * one.rollout_calls:,} network rows to draw them, {groups * one.train_calls:,} to train "
+        f"{groups * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
     )
 
 
@@ -111,10 +109,13 @@ def _update(prepared, iteration, clock):
     if clock:
         clock.seconds.clear()  # what an evaluation took
 
-    def permutation(number):
-        return randomness.generator(run.seed, "prompts", number)
+    def permutation(*name):
+        return randomness.generator(run.seed, "prompts", *name)
 
-    chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+    if run.data.balance:
+        chosen = balanced(prompts.kinds(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+    else:
+        chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
     log = update(
         policy,
         prepared.recipe,
