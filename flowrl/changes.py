@@ -46,7 +46,8 @@ def part_for(role: str, value: object) -> Part:
         raise ValueError(f"recipe.{role} = {value!r}: expected the name of a function.")
     if ":" in value:
         return part(imported(value, f"recipe.{role}"))
-    menu = {n: f for n, f in getmembers(import_module(MENUS[role]), isfunction) if f.__module__ == MENUS[role]}
+    found = getmembers(import_module(MENUS[role]), isfunction)
+    menu = {n: f for n, f in found if f.__module__ == MENUS[role] and not n.startswith("_")}
     if value not in menu:
         raise ValueError(
             f"recipe.{role} = {value!r}: no such function. {nearest(value, menu)}Known: {', '.join(menu)}."
@@ -72,7 +73,7 @@ def as_type(value: object, kind: type, setting: str):
             return float(value)
         if kind is int and not isinstance(value, bool) and float(value) == int(float(value)):
             return int(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     if kind in (bool, str) and isinstance(value, kind):
         return value

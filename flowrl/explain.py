@@ -1,7 +1,7 @@
 """A whole method on one page: every role in the order in which it acts, its numbers and its source."""
 
 from dataclasses import fields
-from inspect import cleandoc, getsourcefile, getsourcelines, signature
+from inspect import cleandoc, getsourcefile, getsourcelines, signature, unwrap
 from pathlib import Path
 
 from flowrl.recipe import Part, Recipe
@@ -31,7 +31,7 @@ def _numbers(filled):
 
 
 def _where(fn):
-    path = Path(getsourcefile(fn))
+    path = Path(getsourcefile(unwrap(fn)))
     path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     return f"{path}:{getsourcelines(fn)[1]}"
 

@@ -14,6 +14,7 @@ Weight = Num[Tensor, " M"] | None
 
 
 def group_sum(x: Rows, index: Index) -> Rows:
+    """Sum over the group."""
     inverse, count = _dense(index)
     return x.new_zeros(count, *x.shape[1:]).index_add_(0, inverse, x)[inverse]
 

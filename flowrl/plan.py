@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from flowrl import randomness
+from flowrl.assign import assign
 from flowrl.recipe import Recipe
 from samplers import tree_layout
 from samplers.kernels import bind
@@ -36,17 +37,20 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, seed: int = 0, iteration: int
     check(recipe, noisy, sigmas)
     layout = tree_layout(plan.roots, plan.steps, plan.forks)
     drawn = torch.zeros(layout.edge.shape).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0)
-    known = {
-        "advantage": torch.linspace(-1, 1, plan.leaves),
-        "edge": layout.edge,
-        "noisy": drawn,
-        "group": torch.zeros(plan.leaves, dtype=torch.long),
-        "sigmas": sigmas,
-        "steps": plan.steps,
-        "iteration": iteration,
-        "generator": randomness.generator(seed, iteration, "select"),
-    }
-    trained = layout.edge[recipe.select(**known) > 0].unique()
+    _, weight, _ = assign(
+        recipe,
+        reward=torch.linspace(-1, 1, plan.leaves)[:, None],
+        reward_weight=torch.ones(1),
+        valid=torch.ones(plan.leaves, dtype=torch.bool),
+        group=torch.zeros(plan.leaves, dtype=torch.long),
+        edge=layout.edge,
+        noisy=drawn,
+        sigmas=sigmas,
+        steps=plan.steps,
+        iteration=iteration,
+        generator=randomness.generator(seed, iteration, "select"),
+    )
+    trained = layout.edge[weight > 0].unique()
     calls = len(layout.source[trained].unique())
     kept = {t for s in noisy for t in (s, s + 1)} | {plan.steps}
     rollout_calls, passes = sum(layout.frontier[:-1]), 2 if plan.guidance > 1 else 1

@@ -125,6 +125,8 @@ class Recipe:
                 f"rollout.roots = {self.rollout.roots} makes groups of one: a group needs at least 2 rollouts, "
                 "or all advantages are 0. Raise rollout.roots or add rollout.forks."
             )
+        if not self.rollout.guidance >= 1:
+            raise ValueError(f"rollout.guidance = {self.rollout.guidance}: expected 1 (none) or more.")
         for role, filled in self.parts():
             self._check_part(role, filled)
         asked = {vocabulary.split(name)[1] for name in self.needs - {"log_prob_old"}} - {vocabulary.CURRENT}

@@ -28,6 +28,7 @@ def read(directory: Path) -> list[dict]:
 
 def train(directory: Path, seed: int, overrides: list[str], processes: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
+    # --multi_gpu makes accelerate start several processes on CPUs too; with --cpu it starts one.
     launch = [
         sys.executable,
         "-m",
@@ -37,7 +38,9 @@ def train(directory: Path, seed: int, overrides: list[str], processes: int) -> N
         "--num_processes",
         str(processes),
     ]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"] + ["--cpu"] * bool(processes > 1)
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"] + ["--multi_gpu", "--main_process_port", "0"] * (
+        processes > 1
+    )
     command = [*launch, str(SCRIPTS / "train.py"), "quickstart", f"output={directory}", f"seed={seed}", *overrides]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
 

@@ -3,6 +3,8 @@
 set -eu
 . "$(dirname "$0")/environment.sh"
 
+flowrl plan scripts/configs/quickstart.yaml "$@" >/dev/null # wrong settings end here, in one line
+
 output=runs/quickstart number=1
 while [ -e "$output" ]; do number=$((number + 1)) output=runs/quickstart-$number; done
 
@@ -11,5 +13,7 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
 fi
 cores=$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 processes=$((cores < 2 ? 1 : cores < 4 ? 2 : 4))
-exec accelerate launch --cpu --num_processes "$processes" --num_machines 1 --mixed_precision no --dynamo_backend no \
-    scripts/train.py scripts/configs/quickstart.yaml "output=$output" "$@"
+[ "$processes" -gt 1 ] || exec flowrl train scripts/configs/quickstart.yaml "output=$output" "$@"
+# --multi_gpu makes accelerate start several processes; with --cpu it starts one, whatever --num_processes says.
+exec accelerate launch --multi_gpu --num_processes "$processes" --num_machines 1 --main_process_port 0 \
+    --mixed_precision no --dynamo_backend no scripts/train.py scripts/configs/quickstart.yaml "output=$output" "$@"

@@ -31,6 +31,7 @@ def train(run: RunFile, overrides: Overrides = None) -> None:
 
     prepared = prepare(load(run, overrides or ()))
     _running(lambda: start(prepared))
+    prepared.processes.close()
 
 
 @app.command(name="eval")

@@ -1,4 +1,4 @@
-"""The run file: model, data, rewards, budget, optimiser, evaluation, and the name of a recipe with its changes.
+"""Reading a run file.
 
 One strict loader. Precedence: recipe defaults < YAML < `key=value` on the command line; there, `recipe.name=` chooses
 the recipe as published, without the changes that the file makes to its own. A key that does not exist, a wrong type
@@ -7,105 +7,16 @@ or a combination that cannot work is one line that names the setting, what was g
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin
+from typing import get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from flowrl.changes import changed
-from flowrl.recipe import Recipe, nearest
-from flowrl.recipes import find
+from flowrl.recipe import nearest
+from flowrl.run.settings import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = Path(__file__).resolve().parents[1] / "data"
-
-Positive = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Lora(Section):
-    """Low-rank adapters; published runs on SD3 use rank 32, alpha 64 on the attention layers."""
-
-    rank: Positive = 32
-    alpha: Rate = 64.0
-    targets: tuple[str, ...] | None = None  # module names by their end; default: the attention layers
-
-
-class Model(Section):
-    path: str  # folder of a saved diffusers pipeline
-    train: Literal["lora", "full"] = "lora"
-    lora: Lora | None = None  # only with train: lora
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of frozen weights; auto: float32 on a CPU
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    size: Positive | None = None  # pixels of a side; default: the pipeline's own
-    grid: Literal["pipeline", "linear"] = "pipeline"  # the schedule of pipe(num_inference_steps) or of pipe(sigmas)
-    max_sequence_length: Annotated[int, Field(ge=0)] = 256  # T5 tokens
-
-
-class Data(Section):
-    train: str  # .txt with a prompt per line, or .jsonl with "prompt" and metadata
-    test: str | None = None  # held-out prompts of the same form; default: train
-    tags: tuple[str, ...] | None = None  # train on the prompts whose metadata "tag" is one of these
-    balance: bool = False  # take the tags in turn, in training and evaluation; a rare one is gone through more often
-
-
-class RewardSetting(Section):
-    weight: float | dict[str, float] = 1.0  # a dict names the components of a reward that returns several
-    on_error: Literal["raise", "mask"] = "raise"
-    function: str | None = None  # my_package.my_file:my_function; default: the built-in reward of this name
-    numbers: dict[str, object] = {}  # what the reward's load() takes
-
-
-class Budget(Section):
-    updates: Positive = 100
-    prompts_per_update: Positive = 8
-    batch_size: Positive = 64  # rows per network call of a rollout
-    micro_batch: Positive = 64  # network calls per backward pass
-
-
-class Optimizer(Section):
-    learning_rate: Rate = 3e-4
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0)] = 0  # updates
-    max_grad_norm: Rate = 1.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None  # decay of the averaged weights that are evaluated and saved
-    ema_every: Positive = 1  # updates
-
-
-class Evaluation(Section):
-    every: Positive | None = None  # updates; default: before the first and after the last
-    prompts: Positive = 256  # of the held-out file, spread over it
-    others: Annotated[int, Field(ge=0)] = 0  # held-out prompts of tags that are not trained, printed beside
-    samples: Positive = 1  # pictures per prompt; diversity needs 2
-    steps: Positive | None = None  # default: those of the rollout
-    guidance: Annotated[float, Field(ge=1)] | None = None  # default: that of the rollout
-    pictures: Positive = 24  # in the grid
-    seed: int = 0  # of the fixed noise
-
-
-class Run(Section):
-    """A run, resolved.  `recipe` holds "name" and changes by dotted name."""
-
-    model: Model
-    data: Data
-    rewards: dict[str, RewardSetting]
-    recipe: dict[str, object]
-    budget: Budget = Budget()
-    optimizer: Optimizer = Optimizer()
-    evaluation: Evaluation = Evaluation()
-    output: str
-    seed: int = 0
-    profile: bool = False  # log the share of time per part
-
-    def build_recipe(self) -> Recipe:
-        changes = {key: value for key, value in self.recipe.items() if key != "name"}
-        return changed(find(str(self.recipe["name"]))(), changes).check()
 
 
 def resolve(path: str | Path) -> Path:
@@ -124,7 +35,13 @@ def load(file: str | Path, overrides: Sequence[str] = ()) -> Run:
     if not path.is_file():
         known = sorted(p.stem for p in resolve("scripts/configs").glob("*.yaml"))
         raise ValueError(f"run file {str(file)!r}: no such file. {nearest(file, known)}Runs here: {', '.join(known)}.")
-    return from_dict(_parse(path.read_text(encoding="utf-8"), str(path)), overrides)
+    try:
+        given = _parse(path.read_text(encoding="utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{path}: a run file is a mapping of settings, not {type(given).__name__}.")
+    return from_dict(given, overrides)
 
 
 def from_dict(given: Mapping[str, object], overrides: Sequence[str] = ()) -> Run:
@@ -135,7 +52,7 @@ def from_dict(given: Mapping[str, object], overrides: Sequence[str] = ()) -> Run
     for key, value in pairs:
         _put(settings, key, value)
     settings["recipe"] = _flat_recipe(settings.get("recipe"))
-    for name, value in dict(settings.get("rewards") or {}).items():
+    for name, value in _rewards(settings).items():
         if value is None:  # rewards.NAME=null takes a reward of the file out
             del settings["rewards"][name]
         elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -187,7 +104,7 @@ def _flat_recipe(given):
 
     def flat(section, prefix=""):
         for key, value in section.items():
-            if isinstance(value, Mapping) and value and all(isinstance(k, str) for k in value):
+            if isinstance(value, Mapping) and value and not all(str(k).isdigit() for k in value):  # {step: children}
                 yield from flat(value, f"{prefix}{key}.")
             else:
                 yield f"{prefix}{key}", value
@@ -201,8 +118,8 @@ def _put(settings, key, value):
         settings["recipe"] = {"name": settings["recipe"]}
     head, _, tail = key.partition(".")
     path = [head, tail] if head == "recipe" and tail else key.split(".")
-    if path[0] == "rewards" and isinstance((settings.get("rewards") or {}).get(path[1]), int | float) and len(path) > 2:
-        settings["rewards"][path[1]] = {"weight": settings["rewards"][path[1]]}
+    if head == "rewards" and len(path) > 2 and isinstance(weight := _rewards(settings).get(path[1]), int | float):
+        settings["rewards"][path[1]] = {"weight": weight}
     for name in path[:-1]:
         if not isinstance(settings.get(name), dict):
             settings[name] = {}
@@ -212,17 +129,40 @@ def _put(settings, key, value):
     settings[path[-1]] = value
 
 
+def _rewards(settings):
+    """A copy of the `rewards` section as it was given."""
+    given = settings.get("rewards", {})
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"rewards = {given!r}: expected a section with a weight per reward, such as {{jpeg_size: 1.0}}."
+        )
+    return dict(given)
+
+
 def _drop_nested(section, dotted):
     """An override of recipe.a.b wins over a nested section {a: {b: ...}} of the file."""
     head, _, tail = dotted.partition(".")
     if tail and isinstance(section.get(head), dict):
         _drop_nested(section[head], tail)
         section[head].pop(tail, None)
+        if not section[head]:
+            del section[head]
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key may be given once."""
+
+    def construct_mapping(self, node, deep=False):
+        names = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if names.count(key.value) > 1:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _parse(text, where):
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Strict)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -230,15 +170,13 @@ def _parse(text, where):
 
 
 def _plain(given):
-    if not isinstance(given, Mapping):
-        raise ValueError(f"a run file is a mapping of settings, not {type(given).__name__}.")
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in given.items()}
 
 
 def _one_line(error):
     """The first fault that pydantic found, in our words."""
     fault = error.errors()[0]
-    place = [str(x) for x in fault["loc"]]
+    place = [str(x) for x in fault["loc"] if x not in ("float", "dict[str,float]")]  # the two forms of a weight
     setting, given = ".".join(place), fault.get("input")
     if fault["type"] == "extra_forbidden":
         known = list(_section(place[:-1]).model_fields)
@@ -250,7 +188,17 @@ def _one_line(error):
     if fault["type"] == "literal_error":
         hint = nearest(given, accepted := fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", "))
         return f"{setting} = {given!r}: {hint}Accepted: {', '.join(accepted)}."
-    return f"{setting} = {given!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
+    if fault["type"] == "value_error":
+        return f"{setting} = {given!r}: {fault['ctx']['error']}."
+    said = _EXPECTED.get(fault["type"], fault["msg"][0].lower() + fault["msg"][1:])
+    return f"{setting} = {given!r}: {said}."
+
+
+_EXPECTED = {
+    "model_type": "expected a section of settings",
+    "dict_type": "expected a section of settings",
+    "tuple_type": "expected a list, such as [a, b]",
+}
 
 
 def _section(place, model=Run):

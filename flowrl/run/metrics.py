@@ -53,7 +53,7 @@ class Progress:
         pace = (now - self._started) / done
         left = duration(pace * (self._total - done))
         told = "  ".join(f"{name} {value:.4g}" for name, value in facts.items())
-        text = f"update {done}/{self._total}  {pace:.2f} s each  {left} left  {told}"
+        text = _safe(f"update {done}/{self._total}  {pace:.2f} s each  {left} left  {told}")
         print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
 
 

@@ -11,10 +11,11 @@ import rewards
 from flowrl import plan
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.run import files, prompts
-from flowrl.run.config import Lora, Run, resolve
+from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
 from flowrl.run.processes import Processes
+from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.trainer import Score
@@ -70,6 +71,7 @@ def prepare(run: Run, *, pipe: object = None, functions: Mapping[str, Callable] 
             f"budget.prompts_per_update = {run.budget.prompts_per_update}: every process trains whole prompts, "
             f"so {processes.count} processes need at least {processes.count}."
         )
+    warnings += [f"reward {n} has the weight {w:g}: lower is better." for n, w in weights_by_name(scorers) if w < 0]
     policy = load_policy(run, processes.device, pipe)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
     plan.count(recipe, grid, seed=run.seed)
@@ -117,6 +119,11 @@ def load_rewards(run: Run, functions: Mapping[str, Callable], examples: Sequence
     return found
 
 
+def weights_by_name(scorers: Sequence[rewards.Reward]) -> list[tuple[str, float]]:
+    names = [name for reward in scorers for name in rewards.column_names(reward)]
+    return list(zip(names, rewards.check_weights(scorers).tolist(), strict=True))
+
+
 def make_score(scorers: Sequence[rewards.Reward]) -> Score:
     """What the rewards say of images, one example each, group by group."""
 
@@ -142,7 +149,7 @@ def load_policy(run: Run, device: torch.device, pipe: object = None) -> Policy:
         lora = lora or Lora()
         settings |= {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or sd3.TARGETS}
     if pipe is not None:
-        return sd3.SD3Policy(pipe.to(device), **settings)
+        return sd3.adopt(pipe, device, **settings)
     return sd3.load(resolve(model.path), dtype=pick_dtype(model.dtype, device), device=device, **settings)
 
 

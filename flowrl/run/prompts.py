@@ -14,7 +14,7 @@ def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
     if path.suffix not in (".txt", ".jsonl"):
         raise ValueError(f"{setting} = {str(path)!r}: expected a .txt or .jsonl file.")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{setting} = {str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start})."
@@ -36,10 +36,12 @@ def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
 
 def with_tags(examples: Sequence[Example], tags: Sequence[str], setting: str) -> list[Example]:
     """The examples whose metadata "tag" is one of `tags`."""
-    known = sorted({str(e.metadata.get("tag")) for e in examples})
+    known = sorted({str(e.metadata["tag"]) for e in examples if "tag" in e.metadata})
     for tag in tags:
         if tag not in known:
-            raise ValueError(f"{setting}: no prompt has the tag {tag!r}. Tags of the file: {', '.join(known)}.")
+            raise ValueError(
+                f"{setting}: no prompt has the tag {tag!r}. Tags of the file: {', '.join(known) or 'none'}."
+            )
     return [e for e in examples if e.metadata.get("tag") in tags]
 
 
@@ -62,6 +64,8 @@ def _from_json(line, where):
         raise ValueError(f"{where}: not JSON ({error.msg}).") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise ValueError(f'{where}: expected an object with a text "prompt".')
+    if not isinstance(entry.get("negative_prompt", ""), str) or not isinstance(entry.get("metadata", {}), dict):
+        raise ValueError(f'{where}: "negative_prompt" has to be a text and "metadata" an object.')
     metadata = {**entry, **entry.get("metadata", {})}
     for name in ("prompt", "negative_prompt", "metadata"):
         metadata.pop(name, None)

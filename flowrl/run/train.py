@@ -51,6 +51,7 @@ def train(prepared: Prepared) -> Result:
         log = _update(prepared, iteration, clock)
         done = iteration + 1
         log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - began} | log
+        _warn_of_equal_groups(metrics.lines, log, progress)
         progress.update(done, {k: log[k] for k in log if k.startswith("reward/") or k == "param_delta_norm"})
         every = run.evaluation.every
         if done == run.budget.updates or (every and done % every == 0):
@@ -61,13 +62,26 @@ def train(prepared: Prepared) -> Result:
     return Result(getattr(policy, "pipe", None), metrics.lines, directory)
 
 
+def _warn_of_equal_groups(lines, log, progress, *, window=10):
+    """Say it once, when for `window` updates more than half of the groups taught nothing."""
+    shares = [line["group/zero_spread"] for line in [*lines[1:], log]]
+    recent, before = shares[-window:], shares[-window - 1 : -1]
+    if len(recent) == window and sum(recent) > window / 2 and not (len(before) == window and sum(before) > window / 2):
+        progress.say(
+            f"warning: {sum(recent) / window:.0%} of the groups of the last {window} updates had equal rewards and "
+            "taught nothing. Raise rollout.roots or use a denser reward."
+        )
+
+
 def _start(prepared, directory):
     """Make the run directory; from here on something is written."""
     directory.mkdir(parents=True)
     (directory / "samples").mkdir()
     key = str(prepared.run.recipe["name"])
     (directory / "run.yaml").write_text(config.dump(prepared.run), encoding="utf-8")
-    (directory / "recipe.txt").write_text(explain(prepared.recipe, find(key).__doc__) + "\n", encoding="utf-8")
+    sigmas = prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist()
+    page = explain(prepared.recipe, find(key).__doc__) + f"\n\n# sigmas ({prepared.run.model.grid} grid)\n{sigmas}\n"
+    (directory / "recipe.txt").write_text(page, encoding="utf-8")
     shown = [e.prompt for e in prepared.test[: prepared.run.evaluation.pictures]]
     (directory / "samples" / "prompts.txt").write_text("\n".join(shown) + "\n", encoding="utf-8")
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from flowrl import plan as plans
 from flowrl.run import files
-from flowrl.run.config import Lora, Run, load, resolve
+from flowrl.run.config import load, resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
 from flowrl.run.prepare import load_policy, load_rewards, make_score, pick_device, read_prompts
 from flowrl.run.processes import Processes
+from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3
 from flowrl.visual.policy import Example, Policy
 from rewards import media

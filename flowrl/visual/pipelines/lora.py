@@ -23,9 +23,7 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: Sequen
     names = [name for name, _ in transformer.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
-            known = sorted(
-                {name.rpartition(".transformer_blocks.")[2].partition(".")[2] or name for name in names} - {""}
-            )
+            known = sorted({name.rpartition("transformer_blocks.")[2].partition(".")[2] for name in names} - {""})
             raise ValueError(
                 f"model.lora.targets: no module of the transformer ends in {target!r}. {nearest(target, known)}"
             )
@@ -74,8 +72,12 @@ def load_lora(pipeline, directory: Path) -> None:
     if not (directory / FILE).is_file():
         raise ValueError(f"{str(directory)!r} holds no adapter: it has no {FILE}.")
     prefix = f"{type(pipeline).transformer_name}."
-    saved = {k.removeprefix(prefix): v for k, v in type(pipeline).lora_state_dict(directory).items()}
+    read, metadata = type(pipeline).lora_state_dict(directory, return_lora_metadata=True)
+    saved = {k.removeprefix(prefix): v for k, v in read.items()}
     present = get_peft_model_state_dict(pipeline.transformer, adapter_name=NAME)
     if saved.keys() != present.keys() or any(saved[k].shape != x.shape for k, x in present.items()):
         raise ValueError(f"{str(directory)!r}: its adapter has other modules or another rank than model.lora says.")
+    alpha, given = pipeline.transformer.peft_config[NAME].lora_alpha, (metadata or {}).get(f"{prefix}lora_alpha")
+    if given not in (None, alpha):
+        raise ValueError(f"{str(directory)!r} was trained with alpha {given:g}; model.lora.alpha = {alpha:g} differs.")
     set_peft_model_state_dict(pipeline.transformer, saved, adapter_name=NAME)

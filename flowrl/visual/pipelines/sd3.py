@@ -70,6 +70,10 @@ class SD3Policy:
         self.guidance = 1.0
         self.forwards = self.backwards = 0
         side = size or pipe.default_sample_size * pipe.vae_scale_factor
+        patch = pipe.vae_scale_factor * pipe.transformer.config.patch_size
+        largest = patch * pipe.transformer.config.pos_embed_max_size
+        if side % patch or side > largest:
+            raise ValueError(f"model.size = {side}: accepted are multiples of {patch} up to {largest}.")
         self.shape = (pipe.transformer.config.in_channels, *[side // pipe.vae_scale_factor] * 2)
         for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
             if module is not None:
@@ -231,7 +235,7 @@ class SD3Policy:
         if self.rank:
             load_lora(self.pipe, directory)
         else:
-            read_index(directory)
+            read_index(directory, "weights")
             trained = SD3Transformer2DModel.from_pretrained(directory / "transformer", local_files_only=True)
             self.pipe.transformer.load_state_dict(trained.state_dict())
 
@@ -241,8 +245,21 @@ def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, **settin
     index = read_index(Path(path))
     quiet()
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
-    pipe = StableDiffusion3Pipeline.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **absent)
+    try:
+        pipe = StableDiffusion3Pipeline.from_pretrained(path, dtype=dtype, local_files_only=True, **absent)
+    except Exception as error:  # whatever a missing, truncated or foreign file raises
+        said = " ".join(str(error).split())
+        raise ValueError(f"model.path = {str(path)!r} cannot be loaded: {type(error).__name__}: {said}") from error
     pipe.set_progress_bar_config(disable=True)
+    return SD3Policy(pipe.to(device), **settings)
+
+
+def adopt(pipe: object, device: torch.device, **settings) -> SD3Policy:
+    """Policy over a pipeline that is loaded already."""
+    if not isinstance(pipe, StableDiffusion3Pipeline):
+        raise ValueError(
+            f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
+        )
     return SD3Policy(pipe.to(device), **settings)
 
 
@@ -259,18 +276,21 @@ def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:
     with torch.device("meta"):
         transformer = SD3Transformer2DModel.from_config(SD3Transformer2DModel.load_config(path / "transformer"))
     if rank:
-        add_lora(transformer, rank=rank, alpha=rank, targets=targets, seed=0)
+        add_lora(transformer, rank=rank, alpha=1.0, targets=targets, seed=0)
     return sum(p.numel() for p in transformer.parameters() if p.requires_grad)
 
 
-def read_index(path: Path) -> dict:
+def read_index(path: Path, setting: str = "model.path") -> dict:
     """model_index.json of a pipeline folder, or one line that says what is not there."""
     file = path / "model_index.json"
     if not file.is_file():
-        raise ValueError(f"model.path = {str(path)!r} is not a pipeline: it has no model_index.json.")
-    index = json.loads(file.read_text(encoding="utf-8"))
+        raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: it has no model_index.json.")
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: its model_index.json is {error}.") from None
     if index.get("_class_name") != "StableDiffusion3Pipeline":
         raise ValueError(
-            f"model.path = {str(path)!r} holds a {index.get('_class_name')}; accepted is StableDiffusion3Pipeline."
+            f"{setting} = {str(path)!r} holds a {index.get('_class_name')}; accepted is StableDiffusion3Pipeline."
         )
     return index
