@@ -63,7 +63,7 @@ def _load_model(name: str, path: Path, device: str | torch.device) -> tuple[torc
 
 def _is_native(config: Mapping) -> bool:
     """Towers and tokenizer that open_clip itself carries: nothing that would come from a hub."""
-    return not (any(False for key in config["text_cfg"]) or "timm_model_name" in config["vision_cfg"]
+    return not (any(key.startswith("hf_") for key in config["text_cfg"]) or "timm_model_name" in config["vision_cfg"]
                 or "custom_text" in config or "multimodal_cfg" in config)
 
 

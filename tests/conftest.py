@@ -9,8 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("house", deadline=None, max_examples=30, derandomize=True, database=None)
+settings.load_profile("house")
 
 
 def public_functions(module):
@@ -43,7 +46,9 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "menu(package, ...): `public` runs through the public functions of these packages")
+    config.addinivalue_line(
+        "markers", "menu(package, ...): `public` runs through the public functions of these packages"
+    )
 
 
 @pytest.fixture

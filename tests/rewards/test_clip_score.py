@@ -97,12 +97,18 @@ def test_without_weights_the_file_to_give_is_named(tmp_path):
         load("clip_score", weights="laion2b_s34b_b79k")
 
 
-@pytest.mark.parametrize("name, message", [
-    ("tyny", "no such model 'tyny'. Did you mean 'tiny'. Models with .*ViT-B-32"),
-    ("tiny-hub", "no such model 'tiny-hub'"),
-    ("tiny-wide", r"does not fit model 'tiny-wide': \d+ of \d+ tensors differ, first visual.* \(\[16\], not \[32\]\)"),
-    ("tiny-long", r"1 of \d+ tensors differ, first positional_embedding \(\[10, 16\], not \[12, 16\]\)"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("tyny", "no such model 'tyny'. Did you mean 'tiny'. Models with .*ViT-B-32"),
+        ("tiny-hub", "no such model 'tiny-hub'"),
+        (
+            "tiny-wide",
+            r"does not fit model 'tiny-wide': \d+ of \d+ tensors differ, first visual.* \(\[16\], not \[32\]\)",
+        ),
+        ("tiny-long", r"1 of \d+ tensors differ, first positional_embedding \(\[10, 16\], not \[12, 16\]\)"),
+    ],
+)
 def test_weights_of_another_model_or_context_length_are_refused(models, name, message):
     """C84"""
     with pytest.raises(ValueError, match=message) as refused:

@@ -37,16 +37,19 @@ def test_quantise_is_at_most_half_a_level_away_and_does_nothing_twice(images):
     assert torch.equal(media.quantise(once), once) and once.data_ptr() != images.data_ptr()
 
 
-@pytest.mark.parametrize("images, message", [
-    (torch.rand(2, 3, 4, 4) * 2 - 1, r"expected \[0, 1\]; these look like \[-1, 1\]: give images / 2 \+ 0.5"),
-    (torch.full((2, 3, 4, 4), 255.0), "values from 255 to 255.*these look like 0..255: give images / 255"),
-    (torch.full((2, 3, 4, 4), 1.002), r"values from 1.002 to 1.002; expected \[0, 1\]$"),
-    (torch.rand(3, 4, 4), r"float32 \[3, 4, 4\]; expected float \[N, 3, H, W\]"),
-    (torch.rand(2, 4, 4, 3), r"\[2, 4, 4, 3\]; expected float \[N, 3, H, W\]"),
-    (torch.rand(2, 1, 4, 4), r"\[2, 1, 4, 4\]; expected"),
-    (torch.rand(0, 3, 4, 4), "N >= 1"),
-    (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "uint8"),
-])
+@pytest.mark.parametrize(
+    "images, message",
+    [
+        (torch.rand(2, 3, 4, 4) * 2 - 1, r"expected \[0, 1\]; these look like \[-1, 1\]: give images / 2 \+ 0.5"),
+        (torch.full((2, 3, 4, 4), 255.0), "values from 255 to 255.*these look like 0..255: give images / 255"),
+        (torch.full((2, 3, 4, 4), 1.002), r"values from 1.002 to 1.002; expected \[0, 1\]$"),
+        (torch.rand(3, 4, 4), r"float32 \[3, 4, 4\]; expected float \[N, 3, H, W\]"),
+        (torch.rand(2, 4, 4, 3), r"\[2, 4, 4, 3\]; expected float \[N, 3, H, W\]"),
+        (torch.rand(2, 1, 4, 4), r"\[2, 1, 4, 4\]; expected"),
+        (torch.rand(0, 3, 4, 4), "N >= 1"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "uint8"),
+    ],
+)
 def test_images_of_another_range_or_layout_are_refused(images, message):
     """C85"""
     with pytest.raises(ValueError, match=message):
@@ -66,15 +69,18 @@ def test_a_decoder_may_round_by_a_thousandth():
     assert media.quantise(images).unique().tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("given, message", [
-    ([], "given list; accepted: a list of PIL images, uint8"),
-    (Image.new("RGB", (4, 4)), "given Image; accepted"),
-    (np.zeros((2, 4, 4, 3)), "given float64 array; accepted"),
-    (np.zeros((2, 3, 4, 4), np.uint8), r"uint8 \[2, 3, 4, 4\]; expected uint8 \[N, H, W, 3\]"),
-    ([Image.new("RGB", (4, 4)), Image.new("RGB", (4, 5))], r"sizes \[\(4, 4\), \(4, 5\)\]"),
-    ([Image.new("RGBA", (4, 4))], "transparency"),
-    (torch.rand(2, 3, 4, 4) - 1, "look like"),
-])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ([], "given list; accepted: a list of PIL images, uint8"),
+        (Image.new("RGB", (4, 4)), "given Image; accepted"),
+        (np.zeros((2, 4, 4, 3)), "given float64 array; accepted"),
+        (np.zeros((2, 3, 4, 4), np.uint8), r"uint8 \[2, 3, 4, 4\]; expected uint8 \[N, H, W, 3\]"),
+        ([Image.new("RGB", (4, 4)), Image.new("RGB", (4, 5))], r"sizes \[\(4, 4\), \(4, 5\)\]"),
+        ([Image.new("RGBA", (4, 4))], "transparency"),
+        (torch.rand(2, 3, 4, 4) - 1, "look like"),
+    ],
+)
 def test_what_is_not_a_batch_of_pictures_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         media.as_images(given)

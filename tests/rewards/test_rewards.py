@@ -28,18 +28,21 @@ def test_a_built_in_reward_is_loaded_by_its_file_name_with_its_numbers():
     assert rewards.load("jpeg_size", quality=10)(images) > rewards.load("jpeg_size")(images)
 
 
-@pytest.mark.parametrize("name, numbers, message", [
-    ("jpg_size", {}, "'jpg_size': no such reward. Did you mean 'jpeg_size'. Rewards here: .*clip_score, jpeg_size"),
-    ("media", {}, "reward 'media': no such reward"),
-    ("jpeg_size", {"qualty": 3}, "'qualty' is not one of its numbers. Did you mean 'quality'. Accepted: quality."),
-    ("jpeg_size", {"device_": 3}, "'device_' is not one of its numbers. Accepted: quality."),
-    ("no_such_package.file:f", {}, "cannot import 'no_such_package.file': ModuleNotFoundError: No module named"),
-    ("rewards.media:to_pill", {}, "media.py has no function 'to_pill'. Did you mean 'to_pil'"),
-    ("rewards.media:TOLERANCE", {}, "has no function 'TOLERANCE'"),
-    ("rewards.media:", {}, "has no function ''"),
-    (prompt_length, {"power": 2}, "'power' is not one of its numbers. Accepted: none."),
-    (brightness, {"images": 2}, "'images' is not one of its numbers. Accepted: power."),
-])
+@pytest.mark.parametrize(
+    "name, numbers, message",
+    [
+        ("jpg_size", {}, "'jpg_size': no such reward. Did you mean 'jpeg_size'. Rewards here: .*clip_score, jpeg_size"),
+        ("media", {}, "reward 'media': no such reward"),
+        ("jpeg_size", {"qualty": 3}, "'qualty' is not one of its numbers. Did you mean 'quality'. Accepted: quality."),
+        ("jpeg_size", {"device_": 3}, "'device_' is not one of its numbers. Accepted: quality."),
+        ("no_such_package.file:f", {}, "cannot import 'no_such_package.file': ModuleNotFoundError: No module named"),
+        ("rewards.media:to_pill", {}, "media.py has no function 'to_pill'. Did you mean 'to_pil'"),
+        ("rewards.media:TOLERANCE", {}, "has no function 'TOLERANCE'"),
+        ("rewards.media:", {}, "has no function ''"),
+        (prompt_length, {"power": 2}, "'power' is not one of its numbers. Accepted: none."),
+        (brightness, {"images": 2}, "'images' is not one of its numbers. Accepted: power."),
+    ],
+)
 def test_a_reward_or_number_that_does_not_exist_is_refused_in_one_line(name, numbers, message):
     with pytest.raises(ValueError, match=message) as refused:
         rewards.load(name, **numbers)
@@ -95,12 +98,15 @@ def test_a_reward_that_cannot_be_called_is_refused():
         _score(Reward("x", lambda images, tags: tags), tag=[1, 2, 3])
 
 
-@pytest.mark.parametrize("wrong, message", [
-    ({"prompts": ["a"]}, "prompts: 1 for 3 images; expected one for each image"),
-    ({"tag": [1, 2]}, "tag: 2 for 3 images; expected one for each image"),
-    ({"images": torch.rand(3, 3, 4, 4) * 2 - 1}, r"these look like \[-1, 1\]"),
-    ({"images": torch.full((3, 3, 4, 4), torch.nan)}, "NaN or infinity in image 0, 1, 2 of 3"),
-])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"prompts": ["a"]}, "prompts: 1 for 3 images; expected one for each image"),
+        ({"tag": [1, 2]}, "tag: 2 for 3 images; expected one for each image"),
+        ({"images": torch.rand(3, 3, 4, 4) * 2 - 1}, r"these look like \[-1, 1\]"),
+        ({"images": torch.full((3, 3, 4, 4), torch.nan)}, "NaN or infinity in image 0, 1, 2 of 3"),
+    ],
+)
 def test_images_prompts_and_metadata_that_do_not_fit_are_refused(wrong, message):
     """C85"""
     with pytest.raises(ValueError, match=message):
@@ -116,8 +122,10 @@ def test_rewards_without_weight_are_refused():
 def test_the_score_is_the_same_for_pil_uint8_and_float():
     """C85: up to the 8 bits that all of them are rounded to."""
     images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    tables = [_score(Reward("brightness", brightness), images=media.as_images(form))
-              for form in (images, media.to_pil(images), media.to_uint8(images))]
+    tables = [
+        _score(Reward("brightness", brightness), images=media.as_images(form))
+        for form in (images, media.to_pil(images), media.to_uint8(images))
+    ]
     assert torch.equal(tables[0].value, tables[1].value) and torch.equal(tables[0].value, tables[2].value)
 
 
