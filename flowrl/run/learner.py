@@ -32,6 +32,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
         self.rate, self.micro_batch, self.max_grad_norm, self.reduce = rate, micro_batch, max_grad_norm, reduce
         self.updates = self.skipped = 0
+        self.optimizer.zero_grad(set_to_none=True)  # whatever was trained before is not of the first update
 
     def micro_batches(self, points) -> Iterator:
         return points.split(self.micro_batch)

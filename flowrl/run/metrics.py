@@ -44,7 +44,11 @@ class Progress:
         if self._shown:
             print(("\r\x1b[K" if self._terminal else "") + _safe(text), flush=True)
 
-    def update(self, done: int, facts: dict[str, float]) -> None:
+    def begin(self) -> None:
+        """The first update starts now: what came before does not count as its time."""
+        self._started = self._last = time.monotonic()
+
+    def update(self, done: int, facts: dict[str, float | int]) -> None:
         """After `done` updates: rate, time left and the facts."""
         now = time.monotonic()
         if not self._shown or not (self._terminal or done == self._total or now - self._last >= self._every):

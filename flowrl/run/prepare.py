@@ -1,14 +1,15 @@
 """Everything that can be checked before the first network call, and then the objects of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
 
 import rewards
-from flowrl import plan
+from flowrl import plan, randomness
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.run import files, prompts
 from flowrl.run.config import resolve
@@ -71,11 +72,14 @@ def prepare(run: Run, *, pipe: object = None, functions: Mapping[str, Callable] 
             f"budget.prompts_per_update = {run.budget.prompts_per_update}: every process trains whole prompts, "
             f"so {processes.count} processes need at least {processes.count}."
         )
+    if len(test) < processes.count:
+        raise ValueError(f"{len(test)} held-out prompts for {processes.count} processes: each needs at least one.")
     warnings += [f"reward {n} has the weight {w:g}: lower is better." for n, w in weights_by_name(scorers) if w < 0]
     policy = load_policy(run, processes.device, pipe)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
     plan.count(recipe, grid, seed=run.seed)
     warnings += policy.warnings(train + test)
+    try_rewards(scorers, policy, train[0])
     learner = make_learner(run, policy, processes)
     return Prepared(run, recipe, policy, learner, processes, train, test, trained_test, make_score(scorers), warnings)
 
@@ -124,6 +128,18 @@ def weights_by_name(scorers: Sequence[rewards.Reward]) -> list[tuple[str, float]
     return list(zip(names, rewards.check_weights(scorers).tolist(), strict=True))
 
 
+def try_rewards(scorers: Sequence[rewards.Reward], policy: Policy, example: Example) -> None:
+    """Two pictures of noise through every reward, so that an answer of the wrong kind is found before the start.
+
+    What a reward says of noise is not judged: a score that is missing, or an exception, is left to the run.
+    """
+    images = policy.decode(policy.noise(2, randomness.generator(0, "trial")))
+    masked = [replace(scorer, on_error="mask") for scorer in scorers]
+    with catch_warnings():
+        simplefilter("ignore")
+        make_score(masked)(images, [example] * 2, torch.zeros(2, dtype=torch.long))
+
+
 def make_score(scorers: Sequence[rewards.Reward]) -> Score:
     """What the rewards say of images, one example each, group by group."""
 
@@ -156,6 +172,8 @@ def load_policy(run: Run, device: torch.device, pipe: object = None) -> Policy:
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if wanted != "float32" and device.type == "cpu":
+        raise ValueError(f"model.dtype = {wanted} is about 100 times slower than float32 on a CPU; use float32.")
     return getattr(torch, wanted)
 
 

@@ -47,12 +47,13 @@ def train(prepared: Prepared) -> Result:
         progress.say(line)
     first, began = _evaluate(prepared, directory, 0, progress), time.monotonic()
     metrics.write({"iteration": 0, "seconds": 0.0, "elapsed": 0.0, "forwards": 0, "backwards": 0} | first)
+    progress.begin()
     for iteration in range(run.budget.updates):
         log = _update(prepared, iteration, clock)
         done = iteration + 1
         log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - began} | log
         _warn_of_equal_groups(metrics.lines, log, progress)
-        progress.update(done, {k: log[k] for k in log if k.startswith("reward/") or k == "param_delta_norm"})
+        progress.update(done, _headline(log))
         every = run.evaluation.every
         if done == run.budget.updates or (every and done % every == 0):
             log |= _evaluate(prepared, directory, done, progress)
@@ -99,6 +100,12 @@ def _overview(prepared):
         f"{groups * one.rollout_calls:,} network rows to draw them, {groups * one.train_calls:,} to train "
         f"{groups * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
     )
+
+
+def _headline(log):
+    """What the line of progress shows: the rewards, how far the weights moved, and invalid scores if there are any."""
+    shown = {name: x for name, x in log.items() if name.startswith("reward/") or name == "param_delta_norm"}
+    return {name: x for name, x in shown.items() if name != "reward/invalid" or x}
 
 
 def _snapshots(prepared):
@@ -148,9 +155,10 @@ def _update(prepared, iteration, clock):
 
 def _over_processes(prepared, log, before):
     """Sums of what is additive (loss terms, rows), the largest deviation; the rest is the same everywhere."""
-    policy, processes = prepared.policy, prepared.processes
+    policy, processes, recipe = prepared.policy, prepared.processes, prepared.recipe
     additive = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
-    additive |= {name: float(x) for name, x in log.items() if name.startswith(("objective/", "penalty/"))}
+    terms = [f"objective/{recipe.objective.name}", *(f"penalty/{p.name}" for _, p in recipe.penalties)]
+    additive |= {name: log.get(name, 0.0) for name in terms}  # a process whose advantages are all 0 has none
     log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
     log |= {name: int(log[name]) for name in ("forwards", "backwards")}
     log["ratio/deviation"] = processes.largest(log["ratio/deviation"])

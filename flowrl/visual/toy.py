@@ -42,6 +42,7 @@ class ToyPolicy:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        optimizer.zero_grad()
         self.forwards = self.backwards = 0
 
     def encode(self, examples: Sequence[Example]) -> Tensor:

@@ -1,0 +1,98 @@
+"""flowrl/advantages/outcome.py: who did better than their peers."""
+
+import pytest
+import torch
+
+from flowrl.advantages import outcome
+from flowrl.recipe import part
+
+NORMALISERS = [
+    part(outcome.grpo, scope="group"),
+    part(outcome.grpo, scope="group", ddof=1, eps=1e-8),
+    part(outcome.grpo, scope="batch"),
+    part(outcome.grpo, scope="none"),
+    part(outcome.rloo),
+    part(outcome.gdpo),
+]
+RULES = {"argvalues": NORMALISERS, "ids": [f"{p.name}-{'-'.join(map(str, p.numbers.values()))}" for p in NORMALISERS]}
+
+
+def ask(rule, reward, group, weight=(1.0,)):
+    return rule(reward=torch.tensor(reward), reward_weight=torch.tensor(weight), group=torch.tensor(group))
+
+
+@pytest.mark.parametrize("rule", **RULES)
+def test_a_group_of_equal_rewards_gets_exact_zeros_beside_one_that_differs(rule):
+    """C01: rewards [[1, 1, 1, 1], [0, 1, 0, 1]], and values whose sum rounds."""
+    ours = ask(rule, [[1.0]] * 4 + [[0.0], [1.0], [0.0], [1.0]], [0] * 4 + [1] * 4)
+    assert not ours[:4].any() and ours[4:].mean() == 0 and bool((ours[4:].abs() > 0.3).all())
+    ours = ask(rule, [[0.1]] * 3 + [[0.1], [0.2], [0.45]], [0] * 3 + [1] * 3)
+    assert not ours[:3].any() and bool((ours[3:].abs() > 0.01).all())
+
+
+@pytest.mark.parametrize("rule", **RULES)
+def test_equal_rows_of_several_rewards_get_exact_zeros(rule):
+    """A matrix product rounds equal rows differently by their place; with an eps of 1e-8 that earns almost 1."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        rows, columns = (int(torch.randint(2, 30, (), generator=generator)) for _ in range(2))
+        reward = torch.rand(columns, generator=generator).expand(rows, columns).contiguous()
+        weight, group = torch.rand(columns, generator=generator), torch.zeros(rows, dtype=torch.long)
+        assert not rule(reward=reward, reward_weight=weight, group=group).any()
+
+
+@pytest.mark.parametrize("rule", **RULES)
+def test_a_group_of_one_gets_0(rule):
+    """C03: what is left of a group when its other scores failed."""
+    ours = ask(rule, [[0.7], [0.0], [1.0]], [5, 2, 2])
+    assert ours[0] == 0 and bool(ours.isfinite().all())
+
+
+@pytest.mark.parametrize("rule", **RULES)
+def test_advantages_of_a_group_sum_to_0(rule):
+    ours = ask(rule, [[0.1], [2.0], [0.4], [-3.0], [0.5]], [0, 1, 0, 1, 0])
+    for value in (0, 1):
+        assert ours[[i for i, g in enumerate([0, 1, 0, 1, 0]) if g == value]].sum().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_leave_one_out_compares_with_the_others():
+    reward = torch.tensor([1.0, 2.0, 6.0, 4.0, 4.5])
+    ours = outcome.rloo(reward[:, None], torch.ones(1), torch.tensor([0, 0, 0, 1, 1]))
+    expected = [1 - 4, 2 - 3.5, 6 - 1.5, 4 - 4.5, 4.5 - 4]
+    torch.testing.assert_close(ours, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_leave_one_out_is_four_thirds_of_the_centred_reward_for_four():
+    reward, group = torch.tensor([[0.1], [0.4], [0.7], [0.2]]), torch.zeros(4, dtype=torch.long)
+    centred = outcome.grpo(reward, torch.ones(1), group, scope="none")
+    torch.testing.assert_close(outcome.rloo(reward, torch.ones(1), group), centred * 4 / 3)
+
+
+def test_the_scale_of_a_reward_does_not_matter_to_gdpo():
+    """C11: one reward in 0..1, the other in 0..25."""
+    reward = torch.rand(12, 2, generator=torch.Generator().manual_seed(0))
+    group, weight = torch.arange(3).repeat_interleave(4), torch.tensor([1.0, 1.0])
+    ours = outcome.gdpo(reward, weight, group)
+    torch.testing.assert_close(outcome.gdpo(reward * torch.tensor([1.0, 25.0]), weight, group), ours, atol=1e-4, rtol=0)
+    alone = [outcome.gdpo(column[:, None], weight[:1], group) for column in reward.T]
+    of_one, of_other = (torch.corrcoef(torch.stack([ours, one]))[0, 1] for one in alone)
+    assert of_one.item() == pytest.approx(of_other.item(), abs=1e-4)
+
+
+def test_gdpo_tells_apart_what_a_sum_of_rewards_cannot():
+    """Pairs (0,0),(0,1) and (0,0),(1,1): the sum gives both +-1; decoupled, the second earns twice the first."""
+    reward, group = torch.tensor([[0.0, 0], [0, 1], [0, 0], [1, 1]]), torch.tensor([0, 0, 1, 1])
+    weight = torch.ones(2)
+    summed, decoupled = outcome.grpo(reward, weight, group), outcome.gdpo(reward, weight, group)
+    assert summed[1].item() == pytest.approx(summed[3].item(), abs=1e-3)
+    assert decoupled[3].item() == pytest.approx(2 * decoupled[1].item(), rel=1e-4)
+
+
+def test_a_negative_weight_turns_a_reward_around():
+    ours = ask(part(outcome.grpo), [[1.0], [2.0]], [0, 0], weight=(-1.0,))
+    assert ours[0] > 0 > ours[1]
+
+
+def test_an_unknown_scope_is_refused_with_those_that_exist():
+    with pytest.raises(ValueError, match="scope 'global': accepted are group, batch, none"):
+        ask(part(outcome.grpo, scope="global"), [[1.0], [2.0]], [0, 0])

@@ -1,0 +1,191 @@
+"""What is checked before anything starts, and the objects of a run."""
+
+import warnings
+
+import pytest
+import torch
+
+from flowrl.run import prepare as module
+from flowrl.run.config import from_dict
+from flowrl.run.prepare import pick_device, pick_dtype, read_prompts
+
+
+def test_a_prepared_run_has_written_nothing(prepared, tmp_path):
+    run = prepared()
+    assert run.train and run.test and run.learner.updates == 0 and run.policy.forwards == 0
+    assert not list(tmp_path.iterdir()) and run.policy.folder == "adapter"
+
+
+def test_held_out_prompts_are_spread_over_the_file_and_others_come_behind(given, world):
+    given["data"]["tags"], given["evaluation"] = ["count"], {"prompts": 2, "others": 1}
+    train, test, main, _ = read_prompts(from_dict(given))
+    assert {e.metadata["tag"] for e in train} == {"count"} and len(train) == 4
+    assert [e.prompt for e in test] == ["two blue squares", "three red squares", "a green cross"] and main == 2
+
+
+def test_evaluation_takes_the_settings_of_the_rollout_where_it_has_none(prepared):
+    settings = prepared(recipe={"name": "flow_grpo", "rollout.steps": 5, "rollout.guidance": 3}).evaluation()
+    assert (settings.steps, settings.guidance, settings.samples) == (5, 3.0, 1)
+    settings = prepared(evaluation={"steps": 7, "guidance": 1, "samples": 2, "seed": 4}).evaluation()
+    assert (settings.steps, settings.guidance, settings.samples, settings.seed) == (7, 1.0, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        ({}, [0.01, 0.01, 0.01, 0.01]),
+        ({"warmup": 3}, [0.0025, 0.005, 0.0075, 0.01]),
+        ({"schedule": "linear"}, [0.01, 0.0075, 0.005, 0.0025]),
+        ({"schedule": "cosine", "warmup": 1}, [0.005, 0.01, 0.0075, 0.0025]),
+    ],
+)
+def test_the_learning_rate_of_an_update_is_what_the_run_file_says(prepared, changes, rates):
+    learner = prepared(budget={"updates": 4}, optimizer={"learning_rate": 0.01, **changes}).learner
+    assert [learner.rate(update) for update in range(4)] == pytest.approx(rates)
+
+
+def test_the_optimiser_is_what_the_run_file_says(prepared):
+    settings = {"betas": [0.8, 0.95], "weight_decay": 0.5, "max_grad_norm": 0.25, "learning_rate": 0.02}
+    learner = prepared(optimizer=settings, budget={"micro_batch": 3}).learner
+    group = learner.optimizer.param_groups[0]
+    assert (group["betas"], group["weight_decay"], learner.max_grad_norm) == ((0.8, 0.95), 0.5, 0.25)
+    assert (learner.micro_batch, learner.rate(0)) == (3, 0.02)
+
+
+def test_a_clipped_gradient_is_logged_whole(prepared, loop):
+    """The step takes max_grad_norm of it; Adam's first step hides the size, so the gradient itself is looked at."""
+    seen = {}
+    for limit in (1e9, 1e-6):
+        run = prepared(optimizer={"max_grad_norm": limit})
+        parameters = [p for _, p in run.policy.trainable()]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        step = run.learner.optimizer.step
+        run.learner.optimizer.step = lambda step=step, parameters=parameters, limit=limit: (
+            seen.update({limit: torch.cat([p.grad.flatten() for p in parameters]).norm().item()}) or step()
+        )
+        log = run.learner.step()
+        assert log["grad_norm"] == pytest.approx(sum(p.numel() for p in parameters) ** 0.5)
+    assert seen[1e-6] == pytest.approx(1e-6, rel=1e-3) and seen[1e9] == pytest.approx(log["grad_norm"])
+
+
+def test_warnings_of_the_prompts_are_kept_for_the_start(prepared, tmp_path):
+    """C75: blank, unknown and too long are counted."""
+    path = tmp_path / "odd.txt"
+    path.write_text("a red circle\n\na dragon\n" + "a red circle left of a blue square and a green cross\n")
+    run = prepared(data={"train": str(path)})
+    text = "\n".join(run.warnings)
+    assert "1 blank lines" in text and "prompts exceed the tokenizer's 10 tokens" in text
+    assert "words that the tokenizer does not know. First: 'a dragon'" in text
+
+
+def fault(prepared, **changes):
+    with pytest.raises(ValueError) as caught, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared(**changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (1.0, "returned components (strict, soft)"),
+        ({"strict": 1.0}, "component 'soft', which has no weight"),
+        ({"strict": 0.7, "sfot": 0.3}, "component 'sfot', which it did not return. Did you mean 'soft'?"),
+        ({"strict": 0.0, "soft": 0.0}, "all weights are zero (shapes_strict, shapes_soft)"),
+        ({}, "weight is empty"),
+    ],
+)
+def test_weights_that_do_not_fit_a_reward_are_found_before_the_start(prepared, weight, said, world):
+    """C12: by name, and before a file is written."""
+    rewards = {"shapes": {"weight": weight}}
+    assert said in fault(prepared, rewards=rewards, data={"train": str(world / "shapes.jsonl"), "test": None})
+
+
+def test_a_negative_weight_is_accepted(prepared):
+    """C12."""
+    run = prepared(rewards={"redness": -2.0, "jpeg_size": 0.0})
+    table = run.score(torch.rand(2, 3, 8, 8), run.train[:2], torch.zeros(2, dtype=torch.long))
+    assert table.weight.tolist() == [-2.0, 0.0] and table.names == ("redness", "jpeg_size")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda images: [1.0] * (len(images) + 1), "returned"),
+        (lambda images: torch.ones(len(images), 2), "returned shape"),
+        (lambda images: None, "returned None"),
+        (lambda images: "high", "returned a str"),
+        (lambda images: 3.0, "a single number"),
+        (lambda images: {"a": [0.0] * len(images), "b": [0.0] * len(images)}, "components (a, b)"),
+    ],
+)
+def test_a_reward_of_the_wrong_kind_is_found_before_the_start(prepared, answer, said):
+    """C05, C06: one call with pictures of noise is enough to see it."""
+    message = fault(prepared, functions={"redness": answer})
+    assert "reward 'redness'" in message and said in message
+
+
+@pytest.mark.parametrize("answer", [lambda images: [float("nan")] * len(images), lambda images: 1 / 0])
+def test_what_a_reward_says_of_noise_does_not_stop_a_run(prepared, answer):
+    """A score that is not there may be the fault of the picture; training decides by on_error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared(functions={"redness": answer})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": {"name": "flow_grpo", "rollout.kernel.eta": 0}}, "draws no noise at step 0"),
+        ({"recipe": {"name": "flow_grpo", "rollout.roots": 1}}, "rollout.roots = 1 makes groups of one"),
+        ({"rewards": {"shapse": 1.0}}, "reward 'shapse': no such reward. Did you mean 'shapes'?"),
+        ({"rewards": {"jpeg_size": {"numbers": {"qualty": 3}}}}, "Did you mean 'quality'?"),
+        ({"rewards": {"mine": {"function": "nowhere:f"}}}, "cannot import 'nowhere'"),
+        ({"rewards": {"shapes": {"weight": {"strict": 1, "soft": 0}}}}, "parameter 'include' is not available"),
+        ({"model": {"size": 30}}, "model.size = 30: accepted are multiples of"),
+        ({"model": {"lora": {"targets": ["attn.to_qq"]}}}, "ends in 'attn.to_qq'. Did you mean 'attn.to_q'?"),
+        ({"data": {"tags": ["counts"]}}, "no prompt has the tag 'counts'"),
+        ({"data": {"train": "nowhere.txt"}}, "data.train = 'nowhere.txt': no such file"),
+        ({"data": {"test": "nowhere.txt"}}, "data.test = 'nowhere.txt': no such file"),
+        ({"optimizer": {"betas": [0.9, 1.5]}}, "beta"),
+    ],
+)
+def test_a_fault_is_found_before_the_start(prepared, changes, said):
+    assert said in fault(prepared, **changes)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == "cpu"
+    with pytest.raises(ValueError, match="model.device = 'cuda': torch sees no GPU here"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "dtype"),
+    [("auto", "cpu", torch.float32), ("auto", "cuda", torch.bfloat16), ("float16", "cuda", torch.float16)],
+)
+def test_the_type_of_frozen_weights_follows_the_device(wanted, device, dtype):
+    assert pick_dtype(wanted, torch.device(device)) == dtype
+
+
+def test_half_precision_on_a_cpu_that_was_picked_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="model.dtype = bfloat16 .* use float32"):
+        pick_dtype("bfloat16", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("prompts", "held_out", "said"), [(1, 3, "budget.prompts_per_update = 1"), (2, 1, "held-out")])
+def test_more_processes_than_prompts_are_refused(prepared, monkeypatch, prompts, held_out, said):
+    """Every process trains and evaluates whole prompts."""
+    processes = module.Processes
+
+    def two(device):
+        made = processes(device)
+        made.count = 2
+        return made
+
+    monkeypatch.setattr(module, "Processes", two)
+    changes = {"budget": {"prompts_per_update": prompts}, "evaluation": {"prompts": held_out}}
+    assert said in (message := fault(prepared, **changes)) and "2 processes" in message

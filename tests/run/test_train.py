@@ -1,0 +1,395 @@
+"""A run from the first evaluation to the last: what it logs, what it leaves behind, and what a fault leaves whole."""
+
+import gc
+import hashlib
+import json
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from PIL import Image
+
+from flowrl import plan
+from flowrl.run.config import load
+from flowrl.run.evaluation import sample
+from flowrl.run.train import train
+from samplers import schedules
+
+
+def redness(images):
+    return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
+
+
+@pytest.fixture
+def go(prepared):
+    """Prepare the small run with changes, train it, and return (prepared, result)."""
+
+    def run(**changes):
+        ready = prepared(**changes)
+        return ready, train(ready)
+
+    return run
+
+
+def logged(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_log_starts_before_any_update_and_ends_with_an_evaluation(quick):
+    """The names that scripts rely on, on the quick start cut to two updates."""
+    first, middle, last = quick.metrics
+    assert [line["iteration"] for line in quick.metrics] == [0, 1, 2]
+    assert {"eval/shapes_strict", "eval/shapes_soft"} <= first.keys() and first["forwards"] == first["backwards"] == 0
+    assert "grad_norm" not in first and "eval/shapes_strict" not in middle
+    assert {"eval/shapes_strict", "eval/shapes_soft"} <= last.keys()
+    for line in (middle, last):
+        names = {"seconds", "elapsed", "forwards", "backwards", "learning_rate", "grad_norm", "ratio/deviation"}
+        assert names | {"reward/shapes_strict", "reward/shapes_soft", "group/zero_spread"} <= line.keys()
+        assert 0 <= line["reward/shapes_strict"] <= line["reward/shapes_soft"] + 0.3 <= 1.3
+    for tag in ("count", "two_objects", "position"):
+        assert f"eval/shapes_strict/{tag}" in first
+    assert {name.split("/")[-1] for name in first if name.count("/") == 2} > {"count", "two_objects", "position"}
+
+
+def test_a_run_counts_what_was_planned(quick):
+    """C53: rows of the network in the log equal those of `flowrl plan`, less the rows of advantage 0 skipped."""
+    run = load(quick.folder / "run.yaml")
+    recipe = run.build_recipe()
+    counts = plan.count(recipe, schedules.linear(recipe.rollout.steps))
+    for line in quick.metrics[1:]:
+        assert line["forwards"] - line["backwards"] == 3 * counts.rollout_calls
+        assert 0 <= line["backwards"] <= 3 * counts.train_calls
+        if line["group/zero_spread"] == 0:
+            assert line["backwards"] == 3 * counts.train_calls
+
+
+def test_branch_grpo_logs_the_rows_of_its_closed_form(go):
+    """One prompt on twenty steps: 203 rows to draw the tree, 187 to train it."""
+    recipe = {"name": "branch_grpo"}
+    _, result = go(recipe=recipe, budget={"updates": 1, "prompts_per_update": 1}, evaluation={"steps": 2, "prompts": 1})
+    assert (result.metrics[1]["forwards"], result.metrics[1]["backwards"]) == (203 + 187, 187)
+
+
+def test_a_run_directory_tells_everything(quick):
+    names = {path.name for path in quick.folder.iterdir()}
+    assert names == {"run.yaml", "recipe.txt", "metrics.jsonl", "samples", "model", "before_after.png"}
+    assert {p.name for p in (quick.folder / "samples").iterdir()} == {"000000.png", "000002.png", "prompts.txt"}
+    again = load(quick.folder / "run.yaml")
+    assert (again.seed, again.budget.updates, again.output) == (5, 2, str(quick.folder))
+    assert "def flow_sde" in (text := (quick.folder / "recipe.txt").read_text()) or "flow_sde" in text
+    for path in quick.folder.rglob("*.png"):
+        Image.open(path).verify()
+
+
+def test_the_shares_of_time_sum_to_one(quick):
+    for line in quick.metrics[1:]:
+        shares = {name: share for name, share in line.items() if name.startswith("time/")}
+        assert set(shares) == {"time/network", "time/decode", "time/reward", "time/optimiser", "time/other"}
+        assert sum(shares.values()) == pytest.approx(1) and all(0 <= share < 1 for share in shares.values())
+        assert shares["time/network"] > 0.3
+
+
+def test_plain_diffusers_draws_the_pictures_of_the_evaluation_from_the_model_folder(quick):
+    """C58: model/ of a run with full weights."""
+    pipe = StableDiffusion3Pipeline.from_pretrained(
+        quick.folder / "model", text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
+    )
+    pipe.set_progress_bar_config(disable=True)
+    assert_same_pictures(quick.folder, pipe, 2)
+
+
+def assert_same_pictures(folder, pipe, updates, alike=True):
+    """The grid of samples/ equals what `pipe` draws from the same noise, to one level of 255."""
+    from flowrl import randomness
+
+    run = load(folder / "run.yaml")
+    steps = run.evaluation.steps or run.build_recipe().rollout.steps
+    prompts = (folder / "samples" / "prompts.txt").read_text(encoding="utf-8").splitlines()[:4]
+    noise = [
+        torch.randn(1, 4, 8, 8, generator=randomness.generator(run.evaluation.seed, "evaluation", i, 0))
+        for i in range(len(prompts))
+    ]
+    drawn = pipe(
+        prompt=prompts, sigmas=torch.linspace(1, 1 / steps, steps).tolist(), latents=torch.cat(noise),
+        guidance_scale=1.0, max_sequence_length=0, output_type="pt",
+    ).images  # fmt: skip
+    grid = torch.tensor(list(Image.open(folder / "samples" / f"{updates:06d}.png").convert("RGB").getdata()))
+    grid = grid.view(Image.open(folder / "samples" / f"{updates:06d}.png").height, -1, 3)
+    shown = [grid[0:96:3, x : x + 96 : 3].permute(2, 0, 1) / 255 for x in range(0, 98 * len(prompts), 98)]
+    difference = (torch.stack(shown) - drawn).abs().max()
+    assert (difference <= 1.01 / 255) == alike, difference
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, world, base):
+    """Three updates of an adapter of rank 4 and alpha 16 with averaged weights, large steps, evaluated every two."""
+    from flowrl.run.config import from_dict
+    from flowrl.run.prepare import prepare
+
+    given = {
+        "model": {"path": str(base), "grid": "linear", "max_sequence_length": 0, "lora": {"rank": 4, "alpha": 16}},
+        "data": {"train": str(world / "train.jsonl"), "test": str(world / "test.jsonl")},
+        "rewards": {"redness": 1.0},
+        "recipe": {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 4, "penalties.kl_mean_over_s2": 0},
+        "budget": {"updates": 3, "prompts_per_update": 2},
+        "optimizer": {"learning_rate": 0.03, "ema": 0.9},
+        "evaluation": {"prompts": 3, "every": 2},
+        "output": str(tmp_path_factory.mktemp("adapted") / "run"),
+    }
+    ready = prepare(from_dict(given), functions={"redness": redness})
+    return ready, train(ready)
+
+
+def test_evaluations_come_every_so_many_updates_and_at_both_ends(adapted):
+    _, result = adapted
+    assert [line["iteration"] for line in result.metrics if "eval/redness" in line] == [0, 2, 3]
+    assert logged(result.directory) == result.metrics
+
+
+def test_plain_diffusers_draws_the_pictures_of_the_evaluation_from_the_adapter(adapted, base):
+    """C58, C63: the adapter holds the averaged weights that were evaluated; it differs from the base."""
+    _, result = adapted
+    pipe = StableDiffusion3Pipeline.from_pretrained(base, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    assert_same_pictures(result.directory, pipe, 0)
+    assert_same_pictures(result.directory, pipe, 3, alike=False)
+    pipe.load_lora_weights(result.directory / "adapter")
+    assert_same_pictures(result.directory, pipe, 3)
+    assert {p.name for p in (result.directory / "adapter").iterdir()} == {"pytorch_lora_weights.safetensors"}
+
+
+def test_what_is_evaluated_and_saved_is_the_average_and_what_is_trained_is_not(adapted):
+    """C63."""
+    ready, result = adapted
+    settings = ready.evaluation()
+    current = sample(ready.policy, ready.test, settings)
+    with ready.policy.at("ema"):
+        average = sample(ready.policy, ready.test, settings)
+    assert not torch.allclose(current, average, atol=2 / 255)
+    assert sum(redness(average)) / 3 == pytest.approx(result.metrics[-1]["eval/redness"], abs=1e-6)
+
+
+def test_the_result_is_a_pipeline_that_draws(adapted):
+    _, result = adapted
+    assert result.pipeline("a red circle", num_inference_steps=2, max_sequence_length=0, output_type="pt").images.ndim
+
+
+def test_a_number_of_the_log_tells_that_something_moves(adapted):
+    """C24: on-policy is said, the deviation keeps its digits, and the weights move while the loss is about 0."""
+    _, result = adapted
+    for line in result.metrics[1:]:
+        assert line["on_policy"] is True and line["param_delta_norm"] > 1e-3
+        assert abs(line["objective/ppo_clip"]) < 1e-4 * line["param_delta_norm"] / 1e-3
+        assert line["ratio/deviation"] == float(f"{line['ratio/deviation']:.8g}") <= 1e-5
+
+
+def test_without_a_penalty_there_is_no_reference_and_no_kl(adapted):
+    """C54."""
+    ready, result = adapted
+    assert ready.recipe.snapshots == {} and not any("kl" in name or "penalty" in name for name in result.metrics[-1])
+    calls = 2 * 4 * 4 + 2 * 4 * 3
+    assert [line["forwards"] for line in result.metrics[1:]] == [calls] * 3
+
+
+def test_a_penalty_costs_a_forward_and_moves_the_weights(go, base):
+    """C55, C57: one process on a CPU; a penalty is logged, and its coefficient counts."""
+    norms = {}
+    for weight in (0.0, 1.0):
+        recipe = {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 2, "penalties.kl_mean_over_s2": weight}
+        ready, result = go(recipe=recipe, optimizer={"learning_rate": 0.02}, output=f"{base.name}-{weight}")
+        norms[weight] = result.metrics[2]["grad_norm"]
+        assert ("penalty/kl_mean_over_s2" in result.metrics[2]) == bool(weight)
+        assert result.metrics[2]["forwards"] == 2 * 2 * (4 + 3 * (1 + bool(weight)))
+    assert result.metrics[1]["penalty/kl_mean_over_s2"] == pytest.approx(0, abs=1e-9)  # at the start they are equal
+    assert result.metrics[2]["penalty/kl_mean_over_s2"] > 0 and norms[1.0] != pytest.approx(norms[0.0], rel=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def weights_of(policy):
+    return [parameter.detach().clone() for _, parameter in policy.trainable()]
+
+
+def test_a_reward_that_fails_in_the_middle_of_an_evaluation_leaves_the_weights_as_they_were(prepared):
+    """C63: averaged weights are swapped back, bit by bit."""
+    seen = {"calls": 0}
+
+    def fragile(images):
+        seen["calls"] += 1
+        if seen["calls"] == 4:  # the trial, the first evaluation, update 1, then the second evaluation
+            seen["during"] = weights_of(ready.policy)
+            raise RuntimeError("out of luck")
+        seen["before"] = weights_of(ready.policy)
+        return redness(images)
+
+    ready = prepared(
+        functions={"redness": fragile},
+        optimizer={"ema": 0.9, "learning_rate": 0.05},
+        evaluation={"every": 1},
+    )
+    step = ready.learner.step
+    ready.learner.step = lambda: (log := step(), seen.update(raw=weights_of(ready.policy)))[0]
+    with pytest.raises(ValueError, match="reward 'redness' raised RuntimeError: out of luck"):
+        train(ready)
+    after = weights_of(ready.policy)
+    assert all(torch.equal(a, b) for a, b in zip(after, seen["raw"], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(seen["during"], seen["raw"], strict=True))
+
+
+FAULTS = {
+    "nan": (lambda scores: [float("nan"), *scores[1:]], "returned 1 of 8 values that are not finite: image 0 (prompt '"),
+    "none": (lambda scores: [*scores[:5], None, *scores[6:]], "image 5 (prompt '"),
+    "few": (lambda scores: scores[1:], "returned 7 values for 8 images"),
+    "many": (lambda scores: [*scores, 0.0], "returned 9 values for 8 images"),
+    "wide": (lambda scores: torch.tensor([scores, scores]).T, "returned shape (8, 2) for 8 images"),
+    "raises": (lambda scores: 1 / 0, "raised ZeroDivisionError: division by zero (8 images, first prompt '"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reward_that_fails_at_update_two_leaves_everything_whole(prepared, fault):
+    """C04, C05, C06: named with reward, sample and prompt; the log and the weights of the last evaluation stand."""
+    spoil, said = FAULTS[fault]
+    calls = []
+
+    def failing(images):
+        calls.append(len(images))
+        scores = redness(images)
+        return spoil(scores) if calls.count(8) == 2 else scores
+
+    ready = prepared(functions={"redness": failing}, optimizer={"learning_rate": 0.05})
+    before = weights_of(ready.policy)
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        train(ready)
+    assert "reward 'redness'" in str(caught.value) and "\n" not in str(caught.value)
+    folder = ready.processes and load(ready.run.output + "/run.yaml").output
+    lines = logged(type(ready.run.output) and __import__("pathlib").Path(folder))
+    assert [line["iteration"] for line in lines] == [0, 1]
+    fresh = prepared(output="another")
+    fresh.policy.load(__import__("pathlib").Path(folder) / "adapter")
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(fresh.policy), before, strict=True))
+
+
+@pytest.mark.parametrize("fault", ["nan", "raises"])
+def test_on_error_mask_leaves_the_sample_out_and_goes_on(prepared, fault):
+    """C04: one sample or all of an update; the weights stay finite, and the number is logged."""
+    spoil, calls = FAULTS[fault][0], []
+
+    def failing(images):
+        calls.append(len(images))
+        scores = redness(images)
+        return spoil(scores) if calls.count(8) == 1 and len(images) == 8 else scores
+
+    ready = prepared(functions={"redness": failing}, rewards={"redness": {"on_error": "mask"}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = train(ready)
+    assert [line["reward/invalid"] for line in result.metrics[1:]] == [1 if fault == "nan" else 8, 0]
+    assert all(bool(parameter.isfinite().all()) for parameter in weights_of(ready.policy))
+    if fault == "raises":
+        assert result.metrics[1]["grad_norm"] == 0 and result.metrics[1]["backwards"] == 0
+    assert result.metrics[2]["grad_norm"] > 0
+
+
+def test_rewards_that_are_all_equal_train_nothing_and_are_counted(go):
+    """C01."""
+    _, result = go(
+        functions={"redness": lambda images: [0.5] * len(images)},
+        recipe={"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 4, "penalties.kl_mean_over_s2": 0},
+        optimizer={"weight_decay": 0},
+    )
+    for line in result.metrics[1:]:
+        assert line["group/zero_spread"] == 1 and line["backwards"] == 0 and line["grad_norm"] == 0
+        assert line["param_delta_norm"] == 0 and line["objective/ppo_clip"] == 0
+
+
+def test_each_distinct_prompt_is_encoded_once_in_a_run_and_no_negative_without_guidance(prepared):
+    """D3, C44: twelve draws of six prompts and three held-out ones, evaluated twice."""
+    ready, texts = prepared(budget={"updates": 6}, recipe={"name": "flow_grpo", "rollout.steps": 2}), []
+    encode = ready.policy.pipe.encode_prompt
+    ready.policy.pipe.encode_prompt = lambda prompt, **rest: texts.extend(prompt) or encode(prompt=prompt, **rest)
+    train(ready)
+    assert sorted(texts) == sorted({e.prompt for e in (*ready.train, *ready.test)}) and len(texts) == 9
+
+
+@pytest.mark.parametrize(("rollout", "evaluation"), [(1, 3), (3, 1)])
+def test_rollout_and_evaluation_may_have_another_guidance(prepared, rollout, evaluation):
+    """C45: each pass runs with its own, also right after the other."""
+    recipe = {"name": "flow_grpo_fast", "rollout.steps": 6, "rollout.roots": 2, "rollout.guidance": rollout}
+    ready = prepared(recipe=recipe, evaluation={"guidance": evaluation, "steps": 2})
+    result = train(ready)
+    rows = 2 * 2 * (6 + 3) * (2 if rollout > 1 else 1)
+    assert [line["forwards"] for line in result.metrics[1:]] == [rows, rows]
+    assert all(line["ratio/deviation"] <= 1e-5 for line in result.metrics[1:])
+
+
+def test_dropout_of_a_pipeline_in_training_mode_stays_off(go, base):
+    """C25: the ratio is 1 and stays so."""
+    pipe = StableDiffusion3Pipeline.from_pretrained(base, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
+    for block in pipe.transformer.transformer_blocks:
+        block.attn.to_out[1].p = 0.5
+    pipe.transformer.train()
+    _, result = go(pipe=pipe)
+    assert all(line["ratio/deviation"] <= 1e-5 for line in result.metrics[1:])
+
+
+def test_one_seed_is_one_run_and_another_is_another(go):
+    """Bit by bit on one CPU."""
+    one, same, other = (go(seed=seed, output=f"run-{i}")[1].metrics for i, seed in enumerate((1, 1, 2)))
+
+    def numbers(line):
+        return {name: x for name, x in line.items() if name not in ("seconds", "elapsed")}
+
+    assert [numbers(line) for line in one] == [numbers(line) for line in same]
+    assert numbers(other[1]) != numbers(one[1]) and other[0]["eval/redness"] == one[0]["eval/redness"]
+
+
+def test_nothing_touches_the_global_generators(go):
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    go()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_memory_does_not_grow_with_updates(prepared):
+    """C92: number and bytes of live tensors after update 3 and after update 8 are the same."""
+    ready, seen = prepared(budget={"updates": 8}), []
+    step = ready.learner.step
+
+    def counted():
+        log = step()
+        gc.collect()
+        live = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+        seen.append((len(live), sum(x.untyped_storage().nbytes() for x in live)))
+        return log
+
+    ready.learner.step = counted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(ready)
+    assert len(set(seen[3:])) == 1, seen
+
+
+def test_prompts_that_cannot_be_printed_reach_the_files(go, tmp_path):
+    """C75, C76: emoji, 400 characters and slashes; the log round-trips."""
+    odd = ["a red \U0001f98a", "word/" * 80, "two green squares"]
+    (tmp_path / "odd.txt").write_text("\n".join(odd), encoding="utf-8")
+    _, result = go(data={"train": str(tmp_path / "odd.txt"), "test": None})
+    assert (result.directory / "samples" / "prompts.txt").read_text(encoding="utf-8").splitlines() == odd
+    assert len(logged(result.directory)) == 3
+
+
+def test_the_first_evaluation_is_of_the_base(go, base):
+    """Whatever is trained: bit for bit the same pictures."""
+    digests = set()
+    for i, model in enumerate(({}, {"train": "full", "lora": None})):
+        _, result = go(model=model, budget={"updates": 1, "prompts_per_update": 1}, output=f"run-{i}")
+        digests.add(hashlib.sha256((result.directory / "samples" / "000000.png").read_bytes()).hexdigest())
+        assert math.isfinite(result.metrics[0]["eval/redness"])
+    assert len(digests) == 1

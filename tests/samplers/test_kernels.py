@@ -1,0 +1,171 @@
+"""samplers/kernels.py: closed forms, limits and gradients."""
+
+import math
+
+import pytest
+import torch
+
+from flowrl.recipe import part
+from samplers import density, kernels, schedules
+from samplers.kernels import bind
+
+SDES = [kernels.flow_sde, kernels.dance_sde, kernels.cps]
+NAMES = {"ids": lambda value: getattr(value, "__name__", str(value))}
+
+
+def gaussian_velocity(x, sigma, mean, std):
+    """The exact velocity of N(mean, std^2): E[noise - x0 | x]."""
+    pull = (x - (1 - sigma) * mean) / ((1 - sigma) ** 2 * std**2 + sigma**2)
+    return (sigma - (1 - sigma) * std**2) * pull - mean
+
+
+def walk(kernel, sigmas, mean, std, particles, last_is_ode=False):
+    """Mean and std of the particles after walking along `sigmas` under the exact velocity."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(particles, 1, generator=generator)
+    kernel = bind(kernel, sigmas=sigmas)
+    for t in range(len(sigmas) - 1):
+        step = kernels.ode if last_is_ode and t == len(sigmas) - 2 else kernel
+        moved, spread = step(x, gaussian_velocity(x, sigmas[t], mean, std), sigmas[t], sigmas[t + 1])
+        x = moved + spread * torch.randn(x.shape, generator=generator)
+    return x.mean().item(), x.std().item()
+
+
+@pytest.mark.parametrize("kernel", [kernels.ode, kernels.flow_sde, kernels.dance_sde], **NAMES)
+def test_a_kernel_carries_noise_to_the_data(kernel):
+    """Data N(2, 0.5^2) has a closed-form velocity; 400 steps must land on that Gaussian."""
+    mean, std = walk(kernel, schedules.linear(400), 2.0, 0.5, 20_000)
+    assert mean == pytest.approx(2, abs=0.02) and std == pytest.approx(0.5, abs=0.02)
+
+
+def test_cps_ends_at_the_spread_that_its_docstring_says():
+    """Coefficients are kept, the marginal is not: .42 in place of .50, however many steps."""
+    kernel = part(kernels.cps, eta=0.7).bound
+    assert walk(kernel, schedules.linear(400), 2.0, 0.5, 20_000)[1] == pytest.approx(0.42, abs=0.01)
+    assert "0.42" in kernels.cps.__doc__
+
+
+@pytest.mark.parametrize(
+    "kernel, std",
+    [
+        (part(kernels.flow_sde, eta=0.7), 0.3992),
+        (part(kernels.dance_sde, eta=0.3), 0.3981),
+        (part(kernels.cps, eta=0.8), 0.3180),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_five_hundred_steps_leave_the_published_marginal(kernel, std):
+    """Data N(1.5, 0.4^2), shift 3, last step deterministic."""
+    sigmas = schedules.shifted(schedules.linear(500), shift=3.0)
+    mean, ours = walk(kernel.bound, sigmas, 1.5, 0.4, 40_000, last_is_ode=True)
+    assert ours == pytest.approx(std, rel=0.01) and mean == pytest.approx(1.5, abs=0.01)
+
+
+def step_inputs(dtype=torch.float64, rows=5, dims=(3, 2)):
+    generator = torch.Generator().manual_seed(1)
+    latents, velocity = (torch.randn(rows, *dims, generator=generator).to(dtype) for _ in range(2))
+    return latents, velocity, schedules.shifted(schedules.linear(10), shift=3.0).to(dtype)
+
+
+@pytest.mark.parametrize("kernel", SDES, **NAMES)
+def test_without_noise_every_kernel_is_the_ode(kernel):
+    latents, velocity, sigmas = step_inputs()
+    for t in range(10):
+        at = (latents, velocity, sigmas[t], sigmas[t + 1])
+        mean, std = bind(part(kernel, eta=0.0).bound, sigmas=sigmas)(*at)
+        torch.testing.assert_close(mean, kernels.ode(*at)[0], atol=1e-12, rtol=0)
+        assert std == 0
+
+
+@pytest.mark.parametrize("kernel", SDES, **NAMES)
+def test_a_kernel_approaches_the_ode_as_its_noise_vanishes(kernel):
+    """Not only at exactly 0: the distance falls with eta^2."""
+    latents, velocity, sigmas = step_inputs()
+    at = (latents, velocity, sigmas[3], sigmas[4])
+    far, near = (
+        (bind(part(kernel, eta=eta).bound, sigmas=sigmas)(*at)[0] - kernels.ode(*at)[0]).abs().max()
+        for eta in (1e-2, 1e-3)
+    )
+    assert 0 < near < far / 90
+
+
+@pytest.mark.parametrize("kernel", [kernels.ode, *SDES], **NAMES)
+def test_the_first_step_is_finite_on_every_schedule(kernel):
+    """C28: T of 1, 2, 10, 28, shift of 1, 3, 12, and grids that start at 0.999999."""
+    latents, velocity, _ = step_inputs(torch.float32)
+    for steps in (1, 2, 10, 28):
+        for shift in (1.0, 3.0, 12.0):
+            for start in (1.0, 0.999999):
+                sigmas = schedules.shifted(schedules.linear(steps), shift=shift).clamp(max=start)
+                mean, std = bind(kernel, sigmas=sigmas)(latents, velocity, sigmas[0], sigmas[1])
+                assert bool(mean.isfinite().all()) and bool(std.isfinite()) and std <= 1
+
+
+def test_a_schedule_that_starts_just_below_1_takes_the_same_first_flow_step():
+    """An equality test on sigma would let the diffusion grow to 700."""
+    latents, velocity, sigmas = step_inputs()
+    almost = sigmas.clone()
+    almost[0] = 0.999999
+    exact = kernels.flow_sde(latents, velocity, sigmas[0], sigmas[1], sigmas)
+    near = kernels.flow_sde(latents, velocity, almost[0], almost[1], almost)
+    torch.testing.assert_close(near, exact, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [kernels.ode, *SDES], **NAMES)
+def test_a_level_per_row_is_the_same_as_one_level(kernel):
+    latents, velocity, sigmas = step_inputs()
+    bound = bind(kernel, sigmas=sigmas)
+    for t in (0, 4, 9):
+        mean, std = bound(latents, velocity, sigmas[t], sigmas[t + 1])
+        mean_rows, std_rows = bound(latents, velocity, sigmas[t].expand(5), sigmas[t + 1].expand(5))
+        assert torch.equal(mean, mean_rows) and torch.equal(std.expand(5), std_rows)
+
+
+def test_rows_at_different_levels_do_not_mix():
+    latents, velocity, sigmas = step_inputs()
+    t = torch.tensor([0, 2, 4, 7, 9])
+    for kernel in SDES:
+        bound = bind(kernel, sigmas=sigmas)
+        mean, std = bound(latents, velocity, sigmas[t], sigmas[t + 1])
+        for row in range(5):
+            one, one_std = bound(latents[[row]], velocity[[row]], sigmas[t[row]], sigmas[t[row] + 1])
+            assert torch.equal(mean[[row]], one) and std[row] == one_std
+
+
+@pytest.mark.parametrize("kernel", SDES, **NAMES)
+def test_the_gradient_of_a_log_prob_is_the_closed_form(kernel):
+    """d log_prob / d velocity = (x' - mean) / std^2 * d mean / d velocity / D, with D latent dims."""
+    latents, velocity, sigmas = step_inputs()
+    bound = bind(kernel, sigmas=sigmas)
+    at = (sigmas[3], sigmas[4])
+    velocity.requires_grad_()
+    mean, std = bound(latents, velocity, *at)
+    next_latents = (mean + std * torch.randn(mean.shape, generator=torch.Generator().manual_seed(2))).detach()
+    density.gaussian(next_latents, mean, std).sum().backward()
+    slope = bound(latents, velocity + 1, *at)[0] - mean  # the mean is linear in the velocity
+    expected = (next_latents - mean) / std**2 * slope / latents[0].numel()
+    torch.testing.assert_close(velocity.grad, expected.detach(), atol=1e-12, rtol=1e-9)
+
+
+def test_the_slope_of_the_mean_is_the_published_one():
+    """s .7 -> .6: cps of std .3 has -.1241, dance of eta .7 has -.1105."""
+    x, zero = torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    at = (torch.tensor(0.7, dtype=torch.float64), torch.tensor(0.6, dtype=torch.float64))
+    eta = math.asin(0.5) * 2 / math.pi
+    assert kernels.cps(x, zero + 1, *at, eta=eta)[0].item() == pytest.approx(-0.1241, abs=5e-5)
+    assert kernels.dance_sde(x, zero + 1, *at, eta=0.7)[0].item() == pytest.approx(-0.1105, abs=5e-5)
+
+
+def test_cps_of_full_strength_draws_the_noise_afresh():
+    latents, velocity, sigmas = step_inputs()
+    mean, std = kernels.cps(latents, velocity, sigmas[4], sigmas[5], eta=1.0)
+    torch.testing.assert_close(mean, (1 - sigmas[5]) * (latents - sigmas[4] * velocity))
+    assert std == sigmas[5]
+
+
+def test_bind_fills_in_only_what_a_kernel_asks_for():
+    latents, velocity, sigmas = step_inputs()
+    at = (latents, velocity, sigmas[1], sigmas[2])
+    bound = bind(part(kernels.flow_sde, eta=0.3).bound, sigmas=sigmas)
+    torch.testing.assert_close(bound(*at), kernels.flow_sde(*at, sigmas, eta=0.3))
+    torch.testing.assert_close(bind(kernels.dance_sde, sigmas=sigmas)(*at), kernels.dance_sde(*at))

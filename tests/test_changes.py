@@ -1,0 +1,112 @@
+"""Changes to a recipe by name."""
+
+from importlib import import_module
+from inspect import getmembers, isfunction
+
+import pytest
+
+from flowrl.changes import MENUS, as_type, changed, imported, part_for
+from flowrl.recipe import frozen
+from flowrl.recipes import find
+
+
+def made(name, **changes):
+    return changed(find(name)(), {key.replace("__", "."): value for key, value in changes.items()}).check()
+
+
+def fault(name, **changes):
+    with pytest.raises(ValueError) as caught:
+        made(name, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_number_of_the_rollout_or_of_a_part_is_set_and_the_rest_stays():
+    before = find("flow_grpo")()
+    recipe = made("flow_grpo", rollout__steps="6", rollout__guidance="4", objective__clip_low="2e-4")
+    assert (recipe.rollout.steps, recipe.rollout.guidance) == (6, 4.0)
+    assert recipe.objective.numbers == {"clip_low": 2e-4, "clip_high": 1e-4}
+    assert recipe.rollout.kernel == before.rollout.kernel and recipe.advantage == before.advantage
+
+
+def test_functions_come_before_numbers_so_that_order_does_not_matter():
+    one = changed(find("flow_grpo")(), {"rollout.kernel": "cps", "rollout.kernel.eta": 0.5})
+    other = changed(find("flow_grpo")(), {"rollout.kernel.eta": 0.5, "rollout.kernel": "cps"})
+    assert one == other and one.rollout.kernel.name == "cps" and one.rollout.kernel.numbers == {"eta": 0.5}
+
+
+def test_a_function_of_ones_own_is_found_by_its_address():
+    recipe = made("flow_grpo", advantage="flowrl.advantages.outcome:rloo", weight="flowrl.objectives.weights:edge_mean")
+    assert (recipe.advantage.name, recipe.weight.name) == ("rloo", "edge_mean")
+
+
+@pytest.mark.parametrize("role", MENUS)
+def test_every_role_has_a_menu_whose_functions_fit_it(role):
+    """A name on a menu is a part as it stands: none needs a number that only a later setting could give."""
+    menu = [name for name, fn in getmembers(import_module(MENUS[role]), isfunction) if fn.__module__ == MENUS[role]]
+    public = [name for name in menu if not name.startswith("_")]
+    assert public and [part_for(role, name).name for name in public] == public
+
+
+def test_a_penalty_is_added_rescaled_and_taken_out():
+    assert [scale for scale, _ in made("flow_grpo", penalties__kl_mean_over_s2="0.1").penalties] == [0.1]
+    assert made("flow_grpo", penalties__kl_mean_over_s2=0).penalties == ()
+    recipe = made("dance_grpo", penalties__velocity_mse=1e-3)
+    assert [(scale, p.name) for scale, p in recipe.penalties] == [(1e-3, "velocity_mse")]
+
+
+def test_a_reference_lives_only_as_long_as_something_asks_for_it():
+    """C54: no penalty, no reference."""
+    assert made("flow_grpo").snapshots == {"ref": frozen()}
+    assert made("flow_grpo", penalties__kl_mean_over_s2=0).snapshots == {}
+    assert made("dance_grpo", penalties__velocity_mse=1e-3).snapshots == {"ref": frozen()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollout__stepz": 3}, ["recipe.rollout.stepz: no such setting.", "Did you mean 'steps'?", "kernel"]),
+        ({"rolout__steps": 3}, ["recipe.rolout.steps", "Did you mean 'rollout.steps'?"]),
+        ({"objective__cliplow": 3}, ["no such number of ppo_clip", "Did you mean 'clip_low'?", "clip_low, clip_high"]),
+        ({"objective": "ppo_clop"}, ["recipe.objective = 'ppo_clop'", "Did you mean 'ppo_clip'?", "Known:"]),
+        ({"rollout__kernel": "flow_sd"}, ["Did you mean 'flow_sde'?", "Known:"]),
+        ({"rollout__kernel": None}, ["recipe.rollout.kernel = None", "name of a function"]),
+        ({"rollout__steps": "many"}, ["recipe.rollout.steps = 'many': expected int"]),
+        ({"rollout__steps": 2.5}, ["recipe.rollout.steps = 2.5: expected int"]),
+        ({"rollout__steps": float("inf")}, ["recipe.rollout.steps = inf: expected int"]),
+        ({"rollout__steps": True}, ["recipe.rollout.steps = True: expected int"]),
+        ({"rollout__guidance": "strong"}, ["recipe.rollout.guidance = 'strong': expected float"]),
+        ({"rollout__guidance": 0.5}, ["guidance = 0.5", "1"]),
+        ({"rollout__forks": 3}, ["recipe.rollout.forks = 3", "{0: 2, 3: 2}"]),
+        ({"rollout__roots": 1}, ["rollout.roots = 1 makes groups of one", "at least 2"]),
+        ({"penalties__kl_mean_over_s3": 1}, ["Did you mean 'kl_mean_over_s2'?"]),
+        ({"penalties__velocity_mse__x": 1}, ["has no penalty 'velocity_mse'", "It has: kl_mean_over_s2"]),
+        ({"advantage__eps": "tiny"}, ["recipe.advantage.eps = 'tiny': expected float"]),
+        ({"snapshots__ref__decay": 0.5}, ["recipe.snapshots.ref.decay: no such setting"]),
+        ({"credit": "flowrl.nowhere:f"}, ["recipe.credit = 'flowrl.nowhere:f'", "cannot import 'flowrl.nowhere'"]),
+        ({"credit": "flowrl.groups:f"}, ["'flowrl.groups' has no 'f'"]),
+        ({"credit": "flowrl.objectives.clipped:ppo_clip"}, ["credit: ppo_clip asks for 'ratio'"]),
+        ({"rollout__kernel": "_reverse_sde"}, ["no such function", "dance_sde, flow_sde, ode"]),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_one_line(changes, said):
+    message = fault("flow_grpo", **changes)
+    assert all(words in message for words in said), message
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "typed"),
+    [("1e-5", float, 1e-5), (3, float, 3.0), ("3", int, 3), (3.0, int, 3), (True, bool, True), ("x", str, "x")],
+)
+def test_a_value_is_read_as_the_type_it_should_have(value, kind, typed):
+    assert as_type(value, kind, "x") == typed and isinstance(as_type(value, kind, "x"), kind)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(True, float), (1, bool), ("yes", bool), (1, str), (None, float)])
+def test_a_value_of_another_kind_is_refused(value, kind):
+    with pytest.raises(ValueError, match=f"^where = {value!r}: expected {kind.__name__}"):
+        as_type(value, kind, "where")
+
+
+def test_an_address_leads_to_the_object_behind_it():
+    assert imported("flowrl.recipe:frozen", "x") is frozen

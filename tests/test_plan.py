@@ -1,0 +1,108 @@
+"""What a run will do, counted before a network is touched, against closed forms and against a spy."""
+
+import pytest
+import torch
+
+from flowrl import plan
+from flowrl.changes import changed
+from flowrl.recipe import part
+from flowrl.recipes import find
+from samplers import schedules
+from samplers.kernels import bind
+
+
+def counted(name, **changes):
+    recipe = changed(find(name)(), {key.replace("__", "."): value for key, value in changes.items()}).check()
+    return plan.count(recipe, schedules.linear(recipe.rollout.steps))
+
+
+def fault(name, **changes):
+    with pytest.raises(ValueError) as caught:
+        counted(name, **changes)
+    return str(caught.value)
+
+
+def test_branch_grpo_on_twenty_steps_has_the_published_tree():
+    """Forks at 0, 3, 6, 9: 1 root, 2 states for 3 steps, 4 for 3, 8 for 3, then 16 for 11 steps."""
+    n = counted("branch_grpo")
+    assert (n.leaves, n.edges, n.states, n.rollout_calls) == (16, 218, 219, 203)
+    assert (n.train_edges, n.train_calls) == (202, 187)
+    assert (n.forwards, n.backwards) == (203 + 187, 187)
+
+
+def test_a_straight_rollout_has_a_call_per_step_and_leaf():
+    """16 x 10 states are left and 16 x 9 steps trained; with a reference each trained call is two forwards."""
+    n = counted("flow_grpo")
+    assert (n.leaves, n.edges, n.states, n.rollout_calls) == (16, 160, 176, 160)
+    assert (n.train_edges, n.train_calls, n.forwards, n.backwards) == (144, 144, 160 + 2 * 144, 144)
+    assert counted("flow_grpo", penalties__kl_mean_over_s2=0).forwards == 160 + 144
+
+
+def test_guidance_doubles_forwards_and_backwards_but_no_call():
+    plain, guided = counted("flow_grpo_fast"), counted("flow_grpo_fast", rollout__guidance=4)
+    assert (guided.forwards, guided.backwards) == (2 * plain.forwards, 2 * plain.backwards)
+    assert (guided.rollout_calls, guided.train_calls) == (plain.rollout_calls, plain.train_calls)
+
+
+def test_a_window_trains_its_steps_and_keeps_the_states_around_them():
+    n = counted("flow_grpo_fast")
+    assert (n.train_edges, n.train_calls) == (16 * 3, 16 * 3) and n.states_stored == 16 * (4 + 1)
+
+
+def test_shared_noise_is_one_call_at_the_first_step():
+    n = counted("dance_grpo")
+    assert (n.leaves, n.rollout_calls, n.edges) == (12, 1 + 15 * 12, 16 * 12)
+    assert n.train_edges == 12 * int(0.6 * 15)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("flow_grpo", {"rollout.noisy": "window", "rollout.noisy.start": 6}, "no transition noise"),
+        ("flow_grpo", {"rollout.kernel.eta": 0}, "rollout.kernel flow_sde draws no noise at step 0"),
+        ("flow_cps", {"rollout.kernel.eta": 0}, "rollout.kernel cps draws no noise at step 0"),
+        ("dance_grpo", {"rollout.kernel": "ode"}, "rollout.kernel ode draws no noise at step 0"),
+        ("flow_grpo", {"rollout.steps": 1}, "rollout.noisy names no step"),
+        ("flow_grpo", {"rollout.steps": 0}, "steps must be at least 1"),
+        ("flow_grpo_fast", {"rollout.steps": 4}, "a window of 3 steps does not fit"),
+        ("dance_grpo", {"rollout.forks": {15: 2}}, "rollout.forks: {15: 2} makes no different children"),
+        ("dance_grpo", {"rollout.forks": {0: 4, 1: 1}}, "rollout.forks: {1: 1} makes no different children"),
+        ("flow_grpo", {"advantage.scope": "grup"}, "scope 'grup': accepted are group, batch, none"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(name, changes, said):
+    """C26: the last step never draws; C27: without noise there is no density."""
+    recipe = changed(find(name)(), changes).check()
+    with pytest.raises(ValueError) as caught:
+        plan.count(recipe, schedules.linear(recipe.rollout.steps))
+    assert said in str(caught.value)
+
+
+def test_a_plan_of_ones_own_that_draws_at_the_last_step_is_refused():
+    """C26: "step 9 of 10 has zero transition noise (sigma_next = 0)"."""
+
+    def everything(steps):
+        return tuple(range(steps))
+
+    recipe = find("flow_grpo")().but(rollout={"noisy": part(everything)})
+    with pytest.raises(ValueError, match=r"step 9 of 10 has zero transition noise \(sigma_next = 0\)"):
+        plan.count(recipe, schedules.linear(10))
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 12.0])
+@pytest.mark.parametrize("steps", [2, 10, 28])
+def test_the_first_step_has_a_finite_std_on_every_grid(recipe, steps, shift):
+    """C28: sigma = 1 makes 1 / (1 - sigma) infinite; a plan that passes has a std at step 0."""
+    sigmas = schedules.shifted(schedules.linear(steps), shift=shift)
+    kernel = bind(recipe.rollout.kernel.bound, sigmas=sigmas)
+    _, std = kernel(torch.zeros(1, 1), torch.zeros(1, 1), sigmas[:1], sigmas[1:2])
+    assert 0 < float(std) < 10
+    plan.check(recipe.but(rollout={"steps": steps, "forks": {0: 2}}), (0,), sigmas)
+
+
+def test_counts_are_what_a_spy_counts(recipe, toy, loop):
+    """C53: one update on the toy; `train_calls` before rows of advantage 0 are left out, of which there are none."""
+    policy = toy(recipe)
+    loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1])
+    expected = plan.count(recipe, policy.sigmas(recipe.rollout.steps))
+    assert (policy.forwards, policy.backwards) == (expected.forwards, expected.backwards)

@@ -1,0 +1,38 @@
+"""Every visual recipe on the toy: on-policy at first, the same gradient however it is split, and learning."""
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("size", [1, 64])
+def test_the_ratio_is_one_before_the_first_update(toy, loop, recipe, size):
+    """C21: against the recorded log-prob; exact where rollout and training batches have the same rows."""
+    _, log = loop.gradient(toy(recipe), recipe, size, batch_size=size, examples=loop.examples[: 4 if size > 1 else 1])
+    straight = not recipe.rollout.forks  # 64 leaves in every step: a micro-batch of 64 calls is one step
+    assert log["ratio/deviation"] == 0.0 if size == 1 or straight else log["ratio/deviation"] <= 1e-5
+
+
+def test_the_ratio_is_one_within_rounding_at_other_batch_shapes(toy, loop, recipe):
+    """C23: rollout in sixteens, training in sevens."""
+    _, log = loop.gradient(toy(recipe), recipe, 7, batch_size=16)
+    assert log["ratio/deviation"] <= 1e-5
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-10), (torch.float32, 2e-6)], ids=["fp64", "fp32"])
+def test_the_gradient_does_not_depend_on_the_micro_batch(toy, loop, recipe, dtype, bound):
+    """C18: one call at a time, seven (with an uneven last one), or all at once."""
+    of = {size: loop.gradient(toy(recipe, dtype), recipe, size, examples=loop.examples[:2]) for size in (1, 7, 10_000)}
+    whole, log = of[10_000]
+    assert whole.dtype == dtype and whole.norm() > 1e-4
+    for gradient, other_log in of.values():
+        assert (gradient - whole).norm() <= bound * whole.norm()
+        assert other_log["grad_norm"] == pytest.approx(log["grad_norm"], rel=max(bound, 1e-10))
+
+
+def test_the_reward_rises(toy, loop, recipe):
+    """From 0 by more than a fifth of the whole range in fifty updates; a wrong sign anywhere would make it fall."""
+    policy = toy(recipe)
+    learner = loop.learner(policy)
+    reward = [loop.update(policy, recipe, learner, iteration)["reward/red"] for iteration in range(50)]
+    first, last = sum(reward[:5]) / 5, sum(reward[-5:]) / 5
+    assert last - first > 0.2

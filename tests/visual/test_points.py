@@ -1,0 +1,113 @@
+"""flowrl/visual/points.py: the tables of an update as rows, each distinct transition once."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.objectives import weights
+from flowrl.randomness import generator
+from flowrl.visual.points import on_path
+from samplers import kernels, rollout, schedules
+
+
+def grow(roots=2, steps=5, forks=None, noisy=None):
+    noisy = tuple(range(steps - 1)) if noisy is None else noisy
+    return rollout(
+        lambda latents, sigma, prompt: latents + prompt[:, None],
+        torch.randn(roots, 3, generator=generator(0)),
+        torch.arange(roots) + 5,
+        schedules.linear(steps),
+        kernels.dance_sde,
+        noisy=noisy,
+        forks=forks,
+        generators=[generator(0, r) for r in range(roots)],
+    )
+
+
+def tables(tree, seed=0):
+    """An advantage and a weight for every decision but those of the last step, some of them left out."""
+    mask = (torch.rand(tree.edge.shape, generator=generator(seed)) < 0.7).float()
+    mask[:, -1] = 0
+    return torch.randn(tree.edge.shape, generator=generator(seed, "advantage")), weights.token_mean(mask)
+
+
+def test_branch_grpo_trains_202_edges_in_187_calls():
+    tree = grow(roots=1, steps=20, forks={0: 2, 3: 2, 6: 2, 9: 2})
+    mask = torch.ones(tree.edge.shape)
+    mask[:, -1] = 0
+    points = on_path(tree, mask, weights.edge_mean(mask, tree.edge))
+    assert len(points) == 202 and points.calls == 187
+
+
+@given(seed=st.integers(0, 99), forks=st.dictionaries(st.integers(0, 3), st.integers(1, 3)))
+def test_rows_keep_the_weight_and_the_weighted_advantage_of_the_table(seed, forks):
+    """A shared transition gets the sum of its leaves' weights and by these the mean of their advantages."""
+    tree = grow(forks=forks)
+    advantage, weight = tables(tree, seed)
+    points = on_path(tree, advantage, weight)
+    rows = points.columns
+    assert rows["weight"].sum().item() == pytest.approx(1, abs=1e-6)
+    gain = (rows["weight"] * rows["advantage"]).sum()
+    torch.testing.assert_close(gain, (weight * advantage).sum(), atol=1e-6, rtol=1e-5)
+    for source, target, w, a in zip(
+        *(rows[n].flatten() for n in ("source", "target", "weight", "advantage")), strict=True
+    ):
+        here = (tree.source[tree.edge] == source) & (tree.target[tree.edge] == target)
+        torch.testing.assert_close(w, weight[here].sum())
+        torch.testing.assert_close(w * a, (weight * advantage)[here].sum(), atol=1e-7, rtol=1e-5)
+    assert len(points) == len(tree.edge[weight > 0].unique())
+
+
+def test_a_row_carries_its_own_transition():
+    tree = grow(forks={0: 2, 2: 3}, noisy=(0, 2, 3))
+    weight = torch.zeros(tree.edge.shape)
+    weight[:, [0, 2, 3]] = 1 / (3 * len(weight))
+    points = on_path(tree, weight, weight)
+    (rows,) = points.split(10_000)
+    for b in range(len(points)):
+        edge = (tree.target == points.columns["target"][b]).nonzero().item()
+        assert torch.equal(rows["latents"][b, 0], tree.states[tree.source[edge]])
+        assert torch.equal(rows["next_latents"][b, 0], tree.states[tree.target[edge]])
+        assert rows["log_prob_old"][b, 0] == tree.log_prob[edge] and rows["prompt"][b] == tree.edge_prompt[edge]
+        assert rows["sigma"][b, 0] == tree.sigmas[tree.step[edge]]
+        assert rows["sigma_next"][b, 0] == tree.sigmas[tree.step[edge] + 1]
+    assert rows["latents"].shape == (len(points), 1, 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+def test_micro_batches_hold_whole_calls_and_every_row_once(size):
+    """The decisions that leave one state stay together, so that the network sees it once."""
+    tree = grow(forks={0: 2, 2: 3})
+    points = on_path(tree, *tables(tree))
+    batches = list(points.split(size))
+    calls = [set(batch["call"].flatten().tolist()) for batch in batches]
+    assert all(len(some) == size for some in calls[:-1]) and 0 < len(calls[-1]) <= size
+    assert sum(map(len, calls)) == points.calls == len(set().union(*calls))
+    for name in ("prompt", "call", "advantage", "weight", "sigma", "log_prob_old"):
+        assert torch.equal(torch.cat([batch[name] for batch in batches]), points.columns[name])
+
+
+def test_rows_can_be_left_out_without_changing_the_weights_of_the_others():
+    tree = grow(forks={0: 2})
+    points = on_path(tree, *tables(tree))
+    kept = points.columns["advantage"][:, 0] > 0
+    fewer = points.where(kept)
+    assert 0 < len(fewer) < len(points)
+    assert torch.equal(fewer.columns["weight"], points.columns["weight"][kept])
+    assert sum(len(batch["weight"]) for batch in fewer.split(2)) == len(fewer)
+
+
+def test_no_rows_make_no_micro_batches():
+    tree = grow()
+    points = on_path(tree, *tables(tree))
+    nothing = points.where(torch.zeros(len(points), dtype=torch.bool))
+    assert len(nothing) == 0 and list(nothing.split(4)) == [] and nothing.calls == 0
+
+
+def test_a_transition_that_was_not_kept_is_our_own_mistake():
+    tree = grow(noisy=(0,))
+    weight = torch.zeros(tree.edge.shape)
+    weight[:, 2] = 0.5
+    with pytest.raises(AssertionError, match="was not kept by the rollout"):
+        on_path(tree, weight, weight)

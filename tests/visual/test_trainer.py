@@ -1,0 +1,239 @@
+"""flowrl/visual/trainer.py: the loop body."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from flowrl import randomness
+from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast
+from flowrl.recipes.visual.trees import branch_grpo
+from flowrl.visual.policy import Example
+from flowrl.visual.trainer import Ranks, noisy_steps, roll_out
+from rewards.table import RewardTable
+
+
+def test_flow_grpo_costs_1792_forwards_and_576_backwards(toy, loop):
+    """Four prompts of 16: 64 x 10 for the rollout, 64 x 9 twice for training, the reference and the policy."""
+    recipe = flow_grpo()
+    policy = toy(recipe)
+    loop.update(policy, recipe, loop.learner(policy))
+    assert (policy.forwards, policy.backwards) == (1792, 576)
+
+
+def test_branch_grpo_costs_203_calls_of_rollout_and_187_of_training(toy, loop):
+    """One prompt, T = 20, forks at 0, 3, 6 and 9: siblings share the call of the state that they leave."""
+    recipe = branch_grpo()
+    policy = toy(recipe)
+    loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1])
+    assert (policy.forwards, policy.backwards) == (203 + 187, 187)
+
+
+def test_a_recipe_without_a_penalty_makes_no_reference_pass(toy, loop):
+    """C54: 64 x 10 and 64 x 9, and no penalty in the log."""
+    recipe = flow_grpo().but(penalties=(), snapshots={})
+    policy = toy(recipe)
+    log = loop.update(policy, recipe, loop.learner(policy))
+    assert policy.forwards == 640 + 576 and not any("penalty" in name for name in log)
+
+
+def test_only_the_window_is_trained(toy, loop):
+    """C27: three noisy steps of ten, the others deterministic and without a log-prob."""
+    recipe = flow_grpo_fast()
+    policy = toy(recipe)
+    log = loop.update(policy, recipe, loop.learner(policy))
+    assert (policy.forwards, policy.backwards) == (64 * 13, 64 * 3)
+    assert all(value == value for value in log.values() if isinstance(value, float))
+
+
+def test_shared_initial_noise_starts_each_group_from_one_state(toy, loop):
+    """C42: dance_grpo forks at step 0: one state per prompt, twelve distinct pictures."""
+    tree, _ = roll_out(toy(), dance_grpo(), loop.examples, seed=0, iteration=0)
+    assert len(tree.source[tree.edge[:, 0]].unique()) == 4
+    assert len(tree.leaves().unique(dim=0)) == len(tree.leaves()) == 48
+
+
+def test_a_group_is_an_example_also_where_two_have_the_same_text(toy):
+    """Statistics by group id: equal prompts are not merged, and start from their own noise."""
+    tree, _ = roll_out(toy(), flow_grpo(), [Example("1"), Example("1")], seed=0, iteration=0)
+    assert tree.group.tolist() == [0] * 16 + [1] * 16 and set(tree.prompt.tolist()) == {1}
+    assert len(tree.leaves().unique(dim=0)) == 32
+
+
+@pytest.mark.parametrize("silenced", ["initial noise", "step noise"])
+def test_either_noise_alone_tells_all_members_of_all_groups_apart(toy, monkeypatch, silenced):
+    """C42: each is named by group and member; here the other one is the same for everybody."""
+    named = randomness.generator
+
+    def generator(seed, iteration, purpose, *member):
+        return named(seed, iteration, purpose, *(() if purpose == silenced else member))
+
+    monkeypatch.setattr(randomness, "generator", generator)
+    tree, _ = roll_out(toy(), flow_grpo(), [Example("1"), Example("1")], seed=0, iteration=0)
+    assert len(tree.leaves().unique(dim=0)) == 32
+
+
+def test_every_reward_is_told_the_example_of_its_own_leaf(toy, loop):
+    """C50: prompts that are not their own index, in branching groups."""
+    examples = [Example("3"), Example("0"), Example("2")]
+    told = []
+
+    def score(images, examples, group):
+        told.append(([e.prompt for e in examples], group.tolist()))
+        return loop.score(images, examples, group)
+
+    recipe = branch_grpo()
+    policy = toy(recipe)
+    loop.update(policy, recipe, loop.learner(policy), examples=examples, score=score)
+    assert told == [(["3"] * 16 + ["0"] * 16 + ["2"] * 16, [0] * 16 + [1] * 16 + [2] * 16)]
+
+
+def test_equal_rewards_leave_no_gradient_but_that_of_the_penalty(toy, loop, recipe):
+    """C01: reward = prompt index. Where nothing pulls nothing is run; a penalty is flat at the reference."""
+
+    def score(images, examples, group):
+        value = torch.tensor([[float(e.prompt)] for e in examples])
+        return RewardTable(value, torch.ones(1), group, torch.ones(len(value), dtype=torch.bool), ("index",))
+
+    policy = toy(recipe)
+    gradient, log = loop.gradient(policy, recipe, 64, score=score)
+    assert not gradient.any() and log["group/zero_spread"] == 1.0 and log["grad_norm"] == 0.0
+    assert recipe.penalties or policy.backwards == 0
+
+
+def test_one_rank_or_two_draw_the_same_pictures(toy, loop, recipe):
+    """Noise is named by group and member, not by process."""
+    whole, _ = roll_out(toy(), recipe, loop.examples, seed=3, iteration=5)
+    parts = []
+    for index in range(2):
+        first, mine = Ranks(index, 2).share(loop.examples)
+        parts.append(roll_out(toy(), recipe, mine, seed=3, iteration=5, first_group=first)[0])
+    assert torch.equal(torch.cat([part.group for part in parts]), whole.group)
+    torch.testing.assert_close(torch.cat([part.leaves() for part in parts]), whole.leaves(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("count, shares", [(4, [1, 1, 1, 1]), (3, [1, 1, 2]), (2, [2, 2]), (1, [4])])
+def test_the_slices_of_all_ranks_make_up_the_whole(count, shares):
+    slices = [Ranks(index, count).share("abcd") for index in range(count)]
+    assert [len(mine) for _, mine in slices] == shares and "".join(mine for _, mine in slices) == "abcd"
+    assert [first for first, _ in slices] == [sum(shares[:i]) for i in range(count)]
+
+
+class Thread:
+    """Two ranks as two threads that meet to exchange rows, in place of two processes."""
+
+    def __init__(self, count):
+        self.meet, self.rows = threading.Barrier(count), [None] * count
+
+    def exchange(self, index, mine):
+        self.rows[index] = mine
+        self.meet.wait(30)
+        everybody = list(self.rows)
+        self.meet.wait(30)
+        return everybody
+
+    def sum_into(self, index, gradients):
+        everybody = self.exchange(index, [g.clone() for g in gradients])
+        for gradient, *shares in zip(gradients, *everybody, strict=True):
+            gradient.copy_(sum(shares))
+
+
+@pytest.mark.parametrize("examples", [4, 3])
+def test_two_ranks_give_the_gradient_of_one(toy, loop, recipe, examples):
+    """Ragged shares too: the table is global, only latents stay local."""
+    chosen = loop.examples[:examples]
+    whole, log = loop.gradient(toy(recipe, torch.float64), recipe, 10_000, examples=chosen)
+    thread, found = Thread(2), [None, None]
+
+    def run(index):
+        policy, seen = toy(recipe, torch.float64), []
+        ranks = Ranks(index, 2, lambda rows: torch.cat(thread.exchange(index, rows)))
+
+        def reduce(gradients):
+            thread.sum_into(index, gradients)
+            seen.extend(g.clone() for g in gradients)
+
+        learner = loop.learner(policy, 7, reduce=reduce)
+        their_log = loop.update(policy, recipe, learner, examples=chosen, ranks=ranks)
+        found[index] = torch.cat([g.flatten() for g in seen]), their_log
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    for gradient, their_log in found:
+        assert (gradient - whole).norm() <= 1e-10 * whole.norm() and whole.norm() > 0
+        assert their_log["reward/red"] == pytest.approx(log["reward/red"], rel=1e-12)
+
+
+def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
+    """C04 with `mask`: finite, counted, and the mean is over what was scored."""
+
+    def score(images, examples, group):
+        table = loop.score(images, examples, group)
+        table.valid[::3] = False
+        table.value[::3] = 0.0
+        return table
+
+    policy = toy(recipe)
+    gradient, log = loop.gradient(policy, recipe, 64, score=score)
+    assert bool(gradient.isfinite().all()) and bool(gradient.any())
+    assert log["reward/invalid"] == -(-4 * recipe.rollout.leaves // 3)
+
+
+def test_the_window_is_a_function_of_seed_and_iteration():
+    """C41: the same on every rank, another one in another update, and not that of the noise."""
+    recipe = flow_grpo_fast()
+    windows = [noisy_steps(recipe, 0, i) for i in range(20)]
+    assert windows == [noisy_steps(recipe, 0, i) for i in range(20)] and len(set(windows)) == 3
+    assert windows != [noisy_steps(recipe, 1, i) for i in range(20)]
+
+
+def test_an_update_is_a_function_of_weights_seed_and_iteration(toy, loop, recipe):
+    """And of nothing global: torch's generator is neither read nor moved."""
+    torch.manual_seed(1)
+    one, _ = loop.gradient(toy(recipe), recipe, 64, iteration=2)
+    before = torch.manual_seed(2).get_state()
+    same, _ = loop.gradient(toy(recipe), recipe, 64, iteration=2)
+    assert torch.equal(one, same) and torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(one, loop.gradient(toy(recipe), recipe, 64, iteration=3)[0])
+    assert not torch.equal(one, loop.gradient(toy(recipe), recipe, 64, iteration=2, seed=1)[0])
+
+
+def test_what_is_logged_says_whether_it_learns(toy, loop, recipe):
+    """C24: the deviation of the ratio is a number, not a rounded 1.000, and the weights moved."""
+    policy = toy(recipe)
+    log = loop.update(policy, recipe, loop.learner(policy, micro_batch=7))
+    assert type(log["ratio/deviation"]) is float and 0 <= log["ratio/deviation"] < 1e-5
+    assert log["param_delta_norm"] > 0 and log["grad_norm"] > 0 and -1 < log["reward/red"] < 1
+    assert all(isinstance(value, float | int) for value in log.values())
+
+
+def test_a_policy_that_differs_from_the_one_that_drew_is_noticed(toy, loop):
+    """C21: training under other weights than the rollout's shows in the deviation."""
+    recipe = flow_cps()
+    policy = toy(recipe)
+    rolled = policy.decode
+
+    def decode(latents):
+        for _, parameter in policy.trainable():
+            parameter.data.mul_(1.02)
+        return rolled(latents)
+
+    policy.decode = decode
+    assert loop.update(policy, recipe, loop.learner(policy))["ratio/deviation"] > 1e-3
+
+
+def test_memory_does_not_grow_from_update_to_update(toy, loop):
+    """C92: thirty updates, the number of live tensors constant after the third."""
+    recipe = branch_grpo()
+    policy = toy(recipe)
+    learner, counts, logs = loop.learner(policy), [], []
+    for iteration in range(30):
+        logs.append(loop.update(policy, recipe, learner, iteration, examples=loop.examples[:1]))
+        if iteration in (3, 16, 29):
+            gc.collect()
+            counts.append(sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects()))
+    assert counts[0] == counts[1] == counts[2]
