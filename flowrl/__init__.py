@@ -5,7 +5,11 @@ from pathlib import Path
 
 for _name in ("rewards", "samplers"):
     _found = find_spec(_name)
-    if _found is None or _found.origin is None or Path(_found.origin).resolve().parents[1] != Path(__file__).parents[1]:
+    if (
+        _found is None
+        or _found.origin is None
+        or Path(_found.origin).resolve().parents[1] != Path(__file__).resolve().parents[1]
+    ):
         raise ImportError(
             f"{_found.origin if _found else 'nothing'} stands where flowrl's own package {_name!r} should be found. "
             f"Rename your {_name}.py (say my_{_name}.py), or start Python from another directory."

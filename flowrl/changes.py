@@ -9,23 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from importlib import import_module
 from inspect import Parameter, getmembers, isfunction, signature
+from math import isfinite
 
-from flowrl.recipe import Part, Recipe, Rollout, frozen, nearest, part
+from flowrl.recipe import Part, Recipe, Rollout, frozen, nearest
 from flowrl.vocabulary import split
 
-MENUS = {  # where a bare function name of a role is looked up
-    "rollout.kernel": "samplers.kernels",
-    "rollout.density": "samplers.density",
-    "rollout.noisy": "samplers.noise_plans",
-    "rollout.noise": "samplers.noise",
-    "advantage": "flowrl.advantages.outcome",
-    "credit": "flowrl.advantages.tree",
-    "select": "flowrl.objectives.select",
-    "weight": "flowrl.objectives.weights",
-    "points": "flowrl.visual.points",
-    "ratio": "flowrl.objectives.ratios",
-    "objective": "flowrl.objectives.clipped",
-    "penalties": "flowrl.objectives.penalties",
+MENUS = {  # where a bare function name of a role is looked up, and what a function of that role asks for first
+    "rollout.kernel": ("samplers.kernels", "latents"),
+    "rollout.density": ("samplers.density", "next_latents"),
+    "rollout.noisy": ("samplers.noise_plans", "steps"),
+    "rollout.noise": ("samplers.noise", "own"),
+    "advantage": ("flowrl.advantages.outcome", "reward"),
+    "credit": ("flowrl.advantages.tree", "advantage"),
+    "select": ("flowrl.objectives.select", "noisy"),
+    "weight": ("flowrl.objectives.weights", "mask"),
+    "points": ("flowrl.visual.points", "tree"),
+    "ratio": ("flowrl.objectives.ratios", "log_prob"),
+    "objective": ("flowrl.objectives.clipped", "ratio"),
+    "penalties": ("flowrl.objectives.penalties", None),
 }
 
 
@@ -45,31 +46,38 @@ def part_for(role: str, value: object) -> Part:
     if not isinstance(value, str):
         raise ValueError(f"recipe.{role} = {value!r}: expected the name of a function.")
     if ":" in value:
-        return part(imported(value, f"recipe.{role}"))
-    found = getmembers(import_module(MENUS[role]), isfunction)
-    menu = {n: f for n, f in found if f.__module__ == MENUS[role] and not n.startswith("_")}
-    if value not in menu:
+        return Part(imported(value, f"recipe.{role}"))
+    known = menu(role)
+    if value not in known:
         raise ValueError(
-            f"recipe.{role} = {value!r}: no such function. {nearest(value, menu)}Known: {', '.join(menu)}."
+            f"recipe.{role} = {value!r}: no such function. {nearest(value, known)}Known: {', '.join(known)}."
         )
-    return part(menu[value])
+    return Part(known[value])
+
+
+def menu(role: str) -> dict[str, Callable]:
+    """The functions that can fill a role by their bare name; helpers that ask for something else are not among them."""
+    module, first = MENUS[role]
+    found = [(n, f) for n, f in getmembers(import_module(module), isfunction) if not n.startswith("_")]
+    return {n: f for n, f in found if f.__module__ == module and first in (None, Part(f).needs[0])}
 
 
 def imported(address: str, setting: str) -> Callable:
     """The object behind `my_package.my_file:my_function`."""
     module, _, name = address.partition(":")
     try:
-        return getattr(import_module(module), name)
-    except ImportError as error:
+        found = vars(import_module(module))
+    except Exception as error:  # whatever a user's file raises while it is imported
         raise ValueError(f"{setting} = {address!r}: cannot import {module!r} ({error}).") from error
-    except AttributeError as error:
-        raise ValueError(f"{setting} = {address!r}: {module!r} has no {name!r}.") from error
+    if not callable(found.get(name)):
+        raise ValueError(f"{setting} = {address!r}: {module!r} has no function {name!r}. {nearest(name, found)}")
+    return found[name]
 
 
 def as_type(value: object, kind: type, setting: str):
     """`value` as int, float, bool or str; '1e-5' is a number, whatever YAML thinks."""
     try:
-        if kind is float and not isinstance(value, bool):
+        if kind is float and not isinstance(value, bool) and isfinite(float(value)):
             return float(value)
         if kind is int and not isinstance(value, bool) and float(value) == int(float(value)):
             return int(float(value))
@@ -77,7 +85,7 @@ def as_type(value: object, kind: type, setting: str):
         pass
     if kind in (bool, str) and isinstance(value, kind):
         return value
-    raise ValueError(f"{setting} = {value!r}: expected {kind.__name__}.")
+    raise ValueError(f"{setting} = {value!r}: expected {'float, a finite number' if kind is float else kind.__name__}.")
 
 
 def _fill(recipe, role, filled):

@@ -39,7 +39,7 @@ def group_centre(x: Rows, index: Index, weight: Weight = None) -> Rows:
 
 def group_std(x: Rows, index: Index, weight: Weight = None, *, ddof: int) -> Rows:
     """Standard deviation, dividing by the group's weight minus `ddof` (0 population, 1 unbiased); 0 for a lone row."""
-    weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
+    weight = x.new_ones(len(x)) if weight is None else weight
     square = group_sum(_like(weight, x) * group_centre(x, index, weight) ** 2, index)
     room = _like(group_sum(weight, index), x) - ddof
     return torch.where(room > 1e-6, square / room.clamp(min=1e-6), 0).sqrt()

@@ -7,6 +7,7 @@ import torch
 from flowrl import randomness
 from flowrl.assign import assign
 from flowrl.recipe import Recipe
+from flowrl.visual.trainer import noisy_steps
 from samplers import tree_layout
 from samplers.kernels import bind
 
@@ -32,8 +33,7 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, seed: int = 0, iteration: int
     Raises ValueError for a plan that cannot work: noise at the last step, equal siblings, a step without noise.
     """
     plan = recipe.rollout
-    named = randomness.generator(seed, iteration, "noise plan")
-    noisy = plan.noisy(steps=plan.steps, iteration=iteration, generator=named)
+    noisy = noisy_steps(recipe, seed, iteration)
     check(recipe, noisy, sigmas)
     layout = tree_layout(plan.roots, plan.steps, plan.forks)
     drawn = torch.zeros(layout.edge.shape).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0)
@@ -67,6 +67,12 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, seed: int = 0, iteration: int
     )
 
 
+def check_all(recipe: Recipe, sigmas: torch.Tensor, *, seed: int, updates: int) -> None:
+    """`check` for every update of a run: a plan that draws may fit at one iteration and not at another."""
+    for noisy in {noisy_steps(recipe, seed, iteration) for iteration in range(updates)}:
+        check(recipe, noisy, sigmas)
+
+
 def check(recipe: Recipe, noisy: tuple[int, ...], sigmas: torch.Tensor) -> None:
     """Refuse what could only fail later: no noise, a last step that draws, equal siblings, a noisy step of std 0."""
     plan, last = recipe.rollout, recipe.rollout.steps - 1
@@ -83,8 +89,9 @@ def check(recipe: Recipe, noisy: tuple[int, ...], sigmas: torch.Tensor) -> None:
                 f"rollout.forks: {{{t}: {children}}} makes no different children; fork at a noisy step {list(noisy)} "
                 "into 2 or more."
             )
-    kernel, zero = bind(plan.kernel.bound, sigmas=sigmas), torch.zeros(1, 1)
+    zero = torch.zeros(1, 1)
     for t in noisy:
+        kernel = bind(plan.kernel.bound, sigmas=sigmas, step=torch.tensor(t), steps=plan.steps)
         _, std = kernel(zero, zero, sigmas[t : t + 1], sigmas[t + 1 : t + 2])
         if not float(std) > 0:
             raise ValueError(

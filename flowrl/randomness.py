@@ -1,7 +1,8 @@
 """Named randomness: every draw has a private CPU generator whose seed is a hash of what it is for.
 
 The same name gives the same numbers on any device, in any process and after a resume; nothing touches torch's, numpy's
-or Python's global generators, and no order of calls matters.
+or Python's global generators, and no order of calls matters. torch's CPU engine keeps 32 bits of a seed, so two of very
+many names may share their numbers; within one group that is out of the question.
 """
 
 from hashlib import blake2b

@@ -146,6 +146,10 @@ class Recipe:
     def _check_part(self, role, filled):
         where = role.split(".")[-1] if role.startswith("rollout.") else role.split(".")[0]
         known = AVAILABLE.get(where, _ROWS)
+        takes = signature(filled.fn).parameters.values()
+        for number in (p.name for p in takes if p.kind is p.KEYWORD_ONLY and p.default is p.empty):
+            if number not in filled.numbers:
+                raise ValueError(f"{role}: {filled.name} needs a value for {number!r}: set {role}.{number}.")
         for name in filled.needs:
             quantity = name if where in AVAILABLE else _without_suffix(name)
             if quantity not in known:
@@ -167,10 +171,10 @@ def _without_suffix(name):
 _SCHEDULE = ("steps", "iteration", "generator")
 _LEAVES = ("reward", "reward_weight", "group", "prompt")
 _TABLE = (*_LEAVES, "edge", "noisy", "sigmas", "steps", "iteration", "generator")
-_ROWS = ("advantage", "weight", "sigma", "sigma_next", "latents", "next_latents")
+_ROWS = ("advantage", "weight", "step", "sigma", "sigma_next", "latents", "next_latents")
 _ROWS += ("velocity", "mean", "std", "log_prob", "ratio")
 AVAILABLE = {  # what is known when a role acts; roles not listed see a row's quantities and those of snapshots
-    "kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas"),
+    "kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas", "step", "steps"),
     "density": ("next_latents", "mean", "std"),
     "noisy": _SCHEDULE,
     "noise": ("own", "shared"),

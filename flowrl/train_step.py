@@ -8,14 +8,18 @@ def train_step(recipe, points, evaluate, learner):
     evaluate: (rows, names) -> {name: [B, K, ...]}; snapshots first, the current policy last and with gradient
     learner:  .micro_batches splits the points, .backward accumulates, .step reduces over ranks and steps once
     """
-    log = {}
+    log = dict.fromkeys(_names(recipe), 0.0)
     for rows in learner.micro_batches(points):
         q = evaluate(rows, recipe.needs)
         if recipe.ratio:
             q["ratio"] = recipe.ratio(**q)
-        terms = {f"objective/{recipe.objective.name}": recipe.objective(**q)}  # [B, K] each
-        terms |= {f"penalty/{p.name}": scale * p(**q) for scale, p in recipe.penalties}
-        terms = {name: (rows["weight"] * x).sum() for name, x in terms.items()}
-        learner.backward(sum(terms.values()))
-        log = {name: log.get(name, 0.0) + x.detach() for name, x in terms.items()}
+        terms = [recipe.objective(**q), *(scale * p(**q) for scale, p in recipe.penalties)]  # [B, K] each
+        terms = [(rows["weight"] * x).sum() for x in terms]
+        learner.backward(sum(terms))
+        log = {name: total + x.detach() for (name, total), x in zip(log.items(), terms, strict=True)}
     return {name: float(x) for name, x in log.items()} | learner.step()
+
+
+def _names(recipe):
+    """Log keys of the terms of the loss, in order."""
+    return [f"objective/{recipe.objective.name}", *(f"penalty/{p.name}" for _, p in recipe.penalties)]

@@ -27,6 +27,7 @@ VOCABULARY = {
     "mask": Quantity("[N, T]", "1 where the decision is trained"),
     "advantage": Quantity("[N], then [N, T], then [B, K]", "how much better than its peers; dimensionless"),
     "weight": Quantity("[N, T], then [B, K]", "share of the loss; sums to 1 per optimiser update over all ranks"),
+    "step": Quantity("[B, K]", "schedule index before the step; 0 is the noisiest"),
     "sigma": Quantity("[B, K]", "noise level before the step; 1 noise, 0 data"),
     "sigma_next": Quantity("[B, K]", "noise level after the step"),
     "sigmas": Quantity("[T+1]", "the schedule"),

@@ -46,8 +46,10 @@ def load(name_or_function: str | Callable, device: str | torch.device = "cpu", *
 def _load_built_in(name: str, device: str | torch.device, numbers: Mapping[str, object]) -> Callable:
     known = _built_in()
     if name not in known:
-        raise ValueError(f"reward {name!r}: no such reward.{did_you_mean(name, known)} "
-                         f"Rewards here: {', '.join(known)}; or your own as module:function.")
+        raise ValueError(
+            f"reward {name!r}: no such reward.{did_you_mean(name, known)} "
+            f"Rewards here: {', '.join(known)}; or your own as module:function."
+        )
     make = importlib.import_module(f"rewards.{name}").load
     accepted = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
     _check_numbers(name, numbers, accepted)
@@ -57,22 +59,27 @@ def _load_built_in(name: str, device: str | torch.device, numbers: Mapping[str, 
 def _built_in() -> list[str]:
     """The files here that define `load`, read without importing them: some import large models."""
     files = sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__")
-    return [path.stem for path in files if any(
-        isinstance(node, ast.FunctionDef) and node.name == "load" for node in ast.parse(path.read_bytes()).body)]
+    return [
+        path.stem
+        for path in files
+        if any(isinstance(node, ast.FunctionDef) and node.name == "load" for node in ast.parse(path.read_bytes()).body)
+    ]
 
 
 def _check_numbers(name: str, given: Iterable[str], accepted: Sequence[str]) -> None:
     for number in given:
         if number not in accepted:
-            raise ValueError(f"reward {name!r}: {number!r} is not one of its numbers.{did_you_mean(number, accepted)} "
-                             f"Accepted: {', '.join(accepted) or 'none'}.")
+            raise ValueError(
+                f"reward {name!r}: {number!r} is not one of its numbers.{did_you_mean(number, accepted)} "
+                f"Accepted: {', '.join(accepted) or 'none'}."
+            )
 
 
 def _imported(address: str) -> Callable:
     module_name, _, function_name = address.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:          # whatever a user's file raises while it is imported
+    except Exception as error:  # whatever a user's file raises while it is imported
         said = " ".join(str(error).split())
         kind = type(error).__name__
         raise ValueError(f"reward {address!r}: cannot import {module_name!r}: {kind}: {said}") from error
@@ -84,7 +91,10 @@ def _imported(address: str) -> Callable:
 
 
 def score(
-    rewards: Sequence[Reward], images: Float[Tensor, "N 3 H W"], prompts: Sequence[str], group: Int[Tensor, " N"],
+    rewards: Sequence[Reward],
+    images: Float[Tensor, "N 3 H W"],
+    prompts: Sequence[str],
+    group: Int[Tensor, " N"],
     metadata: Mapping[str, list],
 ) -> RewardTable:
     """What every reward says about every image.  `metadata` holds a list of N for each column of the prompt file.

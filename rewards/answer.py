@@ -25,23 +25,31 @@ def read_components(who: str, answer: object, components: Sequence[str] | None) 
     """The part of `answer` for each column; `components` are those that the weight names, None where it is a number."""
     if not isinstance(answer, Mapping):
         if components is not None:
-            raise RewardError(f"{who} has a weight for each of {', '.join(components)}, but returned "
-                              f"{_kind(answer)}; return {{component: values}} or make its weight one number")
+            raise RewardError(
+                f"{who} has a weight for each of {', '.join(components)}, but returned "
+                f"{_kind(answer)}; return {{component: values}} or make its weight one number"
+            )
         return [answer]
     returned = ", ".join(map(str, answer)) or "none"
     if components is None:
         if len(answer) != 1:
-            raise RewardError(f"{who} returned components ({returned}), but its weight is one number; "
-                              "give a weight for each: {component: number}")
+            raise RewardError(
+                f"{who} returned components ({returned}), but its weight is one number; "
+                "give a weight for each: {component: number}"
+            )
         return list(answer.values())
     for name in components:
         if name not in answer:
-            raise RewardError(f"{who} has a weight for component {name!r}, which it did not return."
-                              f"{did_you_mean(name, answer)} It returned: {returned}.")
+            raise RewardError(
+                f"{who} has a weight for component {name!r}, which it did not return."
+                f"{did_you_mean(name, answer)} It returned: {returned}."
+            )
     for name in answer:
         if name not in components:
-            raise RewardError(f"{who} returned component {name!r}, which has no weight (0 is one)."
-                              f"{did_you_mean(name, components)} Weights: {', '.join(components)}.")
+            raise RewardError(
+                f"{who} returned component {name!r}, which has no weight (0 is one)."
+                f"{did_you_mean(name, components)} Weights: {', '.join(components)}."
+            )
     return [answer[name] for name in components]
 
 

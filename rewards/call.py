@@ -15,7 +15,9 @@ from rewards.reward import Reward, column_names, parameters
 
 
 def ask(
-    reward: Reward, media: Mapping[str, object], metadata: Mapping[str, list],
+    reward: Reward,
+    media: Mapping[str, object],
+    metadata: Mapping[str, list],
 ) -> tuple[Float[Tensor, "N C"], Bool[Tensor, " N"]]:
     """Scores by column, 0 where invalid, and which rows are valid.  `media` holds images, prompts and group."""
     prompts, who = list(media["prompts"]), f"reward {reward.name!r}"

@@ -17,22 +17,29 @@ from torch import Tensor
 from rewards.nearest import did_you_mean
 
 ME = "reward 'clip_score'"
-UNUSED = ("logit_scale", "logit_bias")        # a cosine has no temperature
+UNUSED = ("logit_scale", "logit_bias")  # a cosine has no temperature
 
 
-def load(device: str | torch.device = "cpu", *, model: str = "ViT-B-32", weights: str | Path | None = None,
-         batch_size: int = 32) -> Callable:
+def load(
+    device: str | torch.device = "cpu",
+    *,
+    model: str = "ViT-B-32",
+    weights: str | Path | None = None,
+    batch_size: int = 32,
+) -> Callable:
     """`weights` is an open_clip checkpoint of `model`: .safetensors, or a .pt that holds only tensors."""
     if weights is None or not Path(weights).is_file():
-        raise ValueError(f"{ME}: weights is {weights!r}; give the path of an open_clip checkpoint of {model!r}, "
-                         "such as open_clip_model.safetensors (nothing is downloaded)")
+        raise ValueError(
+            f"{ME}: weights is {weights!r}; give the path of an open_clip checkpoint of {model!r}, "
+            "such as open_clip_model.safetensors (nothing is downloaded)"
+        )
     if batch_size < 1:
         raise ValueError(f"{ME}: batch_size is {batch_size}; expected at least 1")
     clip, tokenize, preprocess = _load_model(model, Path(weights), device)
 
     @torch.no_grad()
     def score(images: Float[Tensor, "N 3 H W"], prompts: list[str]) -> Float[Tensor, " N"]:
-        row = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}      # each distinct prompt once
+        row = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}  # each distinct prompt once
         tokens = tokenize(prompts, list(row)).to(device)
         text = torch.cat([clip.encode_text(part, normalize=True) for part in tokens.split(batch_size)])
         parts = images.to(device).split(batch_size)
@@ -47,8 +54,10 @@ def _load_model(name: str, path: Path, device: str | torch.device) -> tuple[torc
 
     native = {m: c for m in open_clip.list_models() if _is_native(c := open_clip.get_model_config(m))}
     if name not in native:
-        raise ValueError(f"{ME}: no such model {name!r}.{did_you_mean(name, native)} "
-                         f"Models with open_clip's own towers and tokenizer: {', '.join(native)}.")
+        raise ValueError(
+            f"{ME}: no such model {name!r}.{did_you_mean(name, native)} "
+            f"Models with open_clip's own towers and tokenizer: {', '.join(native)}."
+        )
     config, beside = native[name], path.parent / "open_clip_config.json"
     origin = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
     ours, theirs = (bool(c.get("quick_gelu")) for c in (config, origin.get("model_cfg", config)))
@@ -63,17 +72,23 @@ def _load_model(name: str, path: Path, device: str | torch.device) -> tuple[torc
 
 def _is_native(config: Mapping) -> bool:
     """Towers and tokenizer that open_clip itself carries: nothing that would come from a hub."""
-    return not (any(key.startswith("hf_") for key in config["text_cfg"]) or "timm_model_name" in config["vision_cfg"]
-                or "custom_text" in config or "multimodal_cfg" in config)
+    return not (
+        any(key.startswith("hf_") for key in config["text_cfg"])
+        or "timm_model_name" in config["vision_cfg"]
+        or "custom_text" in config
+        or "multimodal_cfg" in config
+    )
 
 
 def _state(path: Path) -> dict[str, Tensor]:
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:          # truncated, pickled code, a TorchScript archive, ...
-        raise ValueError(f"{ME}: {str(path)!r} is not a readable file of tensors ({type(error).__name__}); "
-                         "give a state dict, best as .safetensors") from error
-    state = state.get("state_dict", state)                # open_clip's training checkpoints hold more than weights
+    except Exception as error:  # truncated, pickled code, a TorchScript archive, ...
+        raise ValueError(
+            f"{ME}: {str(path)!r} is not a readable file of tensors ({type(error).__name__}); "
+            "give a state dict, best as .safetensors"
+        ) from error
+    state = state.get("state_dict", state)  # open_clip's training checkpoints hold more than weights
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
@@ -97,7 +112,7 @@ def _preprocessing(size: int, numbers: Mapping) -> Callable[[Tensor], Tensor]:
     def preprocess(images: Tensor) -> Tensor:
         sides = images.shape[-2:]
         height, width = (size if how == "squash" else size * side // min(sides) for side in sides)
-        for target in ([sides[0], width], [height, width]):      # as Pillow: one way, then the other, saturating twice
+        for target in ([sides[0], width], [height, width]):  # as Pillow: one way, then the other, saturating twice
             images = F.resize(images, target, F.InterpolationMode.BICUBIC, antialias=True).clamp(0, 1)
         return F.normalize(F.center_crop(images, size), numbers["mean"], numbers["std"])
 
@@ -110,11 +125,14 @@ def _tokenizer(tokenizer: Callable) -> Callable[[list[str], list[str]], Tensor]:
 
     def tokenize(prompts: list[str], distinct: list[str]) -> Tensor:
         nonlocal warned
-        long = {prompt for prompt in distinct if len(tokenizer.encode(prompt)) + 2 > length}      # start and end
+        long = {prompt for prompt in distinct if len(tokenizer.encode(prompt)) + 2 > length}  # start and end
         if long and not warned:
             warned = True
-            warnings.warn(f"{ME}: {sum(prompt in long for prompt in prompts)} of {len(prompts)} prompts exceed "
-                          f"{length} tokens; scored on the first {length}", stacklevel=3)
+            warnings.warn(
+                f"{ME}: {sum(prompt in long for prompt in prompts)} of {len(prompts)} prompts exceed "
+                f"{length} tokens; scored on the first {length}",
+                stacklevel=3,
+            )
         return tokenizer(distinct)
 
     return tokenize

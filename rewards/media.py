@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-TOLERANCE = 1e-3                  # how far outside [0, 1] a decoder may round
+TOLERANCE = 1e-3  # how far outside [0, 1] a decoder may round
 FORMS = "a list of PIL images, uint8 [N, H, W, 3] or float [N, 3, H, W] in [0, 1]"
 
 

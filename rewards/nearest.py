@@ -5,6 +5,6 @@ from difflib import get_close_matches
 
 
 def did_you_mean(given: object, known: Iterable[object]) -> str:
-    """" Did you mean 'steps'?", or nothing where no known name is near."""
+    """ " Did you mean 'steps'?", or nothing where no known name is near."""
     near = get_close_matches(str(given), [str(name) for name in known], n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

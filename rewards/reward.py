@@ -39,8 +39,10 @@ class Reward:
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
-            raise ValueError(f"reward {self.name!r}: on_error is {self.on_error!r}."
-                             f"{did_you_mean(self.on_error, ON_ERROR)} Accepted: {', '.join(ON_ERROR)}.")
+            raise ValueError(
+                f"reward {self.name!r}: on_error is {self.on_error!r}."
+                f"{did_you_mean(self.on_error, ON_ERROR)} Accepted: {', '.join(ON_ERROR)}."
+            )
         for weight in _weights(self):
             if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
                 raise ValueError(f"reward {self.name!r}: weight {weight!r}; expected a finite number")
@@ -85,8 +87,10 @@ def check(reward: Reward, columns: Collection[str]) -> None:
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ValueError(f"reward {reward.name!r}: parameter {name!r} is positional only; it must be known by name")
         if parameter.default is parameter.empty and name not in available:
-            raise ValueError(f"reward {reward.name!r}: parameter {name!r} is not available."
-                             f"{did_you_mean(name, available)} Available: {', '.join(available)}.")
+            raise ValueError(
+                f"reward {reward.name!r}: parameter {name!r} is not available."
+                f"{did_you_mean(name, available)} Available: {', '.join(available)}."
+            )
         used += name in available
     if not used:
         raise ValueError(f"reward {reward.name!r}: no parameter is one of {', '.join(available)}")

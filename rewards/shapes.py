@@ -17,17 +17,17 @@ from torch.nn.functional import affine_grid, grid_sample, pad
 
 from rewards.shapes_world import COLORS, COUNTS, DIGIT_SCALE, GLYPHS, RELATIONS, SHAPES, SIZE, glyph_mask, shape_mask
 
-BRIGHT = 0.42            # a pixel whose largest channel exceeds this belongs to an object
-GROUND = 0.08            # light of the ground, about
-FULL = 0.8               # share of a component's peak light at which a pixel counts as covered
-GLOW = 0.30              # the ground must stay below this, except next to an object
-MAX_GLOW = 12            # pixels of brighter ground that strict still accepts
-MIN_AREA = 9             # pixels; smaller components are specks, which count as glow
-MAX_CHROMA = 0.10        # squared distance of max-normalised RGB at which a pixel still has a colour
-MIN_PURITY = 0.65        # share of a component's pixels that must agree on its colour
+BRIGHT = 0.42  # a pixel whose largest channel exceeds this belongs to an object
+GROUND = 0.08  # light of the ground, about
+FULL = 0.8  # share of a component's peak light at which a pixel counts as covered
+GLOW = 0.30  # the ground must stay below this, except next to an object
+MAX_GLOW = 12  # pixels of brighter ground that strict still accepts
+MIN_AREA = 9  # pixels; smaller components are specks, which count as glow
+MAX_CHROMA = 0.10  # squared distance of max-normalised RGB at which a pixel still has a colour
+MIN_PURITY = 0.65  # share of a component's pixels that must agree on its colour
 MIN_OVERLAP = {"shape": 0.86, "digit": 0.72}
-MAX_COMPONENTS = 12      # the largest ones; a picture with more can satisfy no prompt
-FIELD = 16               # templates are FIELD x FIELD
+MAX_COMPONENTS = 12  # the largest ones; a picture with more can satisfy no prompt
+FIELD = 16  # templates are FIELD x FIELD
 TEMPLATE_RADII = (4.2, 4.6, 5.0, 5.4, 5.8, 6.2, 6.6, 7.0, 7.4)
 TEMPLATE_PLACES = (16.0, 16.5)
 CLASSES = {"shape": SHAPES, "digit": tuple(GLYPHS)}
@@ -37,10 +37,10 @@ CLASSES = {"shape": SHAPES, "digit": tuple(GLYPHS)}
 class Wanted:
     """What a clause list asks for."""
 
-    things: tuple[tuple[int, int], ...] = ()     # (colour index, shape index), one per object; subject first
-    relation: str = ""                           # of things[0] to things[1]
-    text: str = ""                               # digits of a number
-    color: int = -1                              # colour index of a number
+    things: tuple[tuple[int, int], ...] = ()  # (colour index, shape index), one per object; subject first
+    relation: str = ""  # of things[0] to things[1]
+    text: str = ""  # digits of a number
+    color: int = -1  # colour index of a number
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Seen:
     y: float
     width: float
     height: float
-    color: list[float]       # share of the pixels nearest to each colour; the rest has no colour
-    shape: list[float]       # overlap with the best template of each shape, 0..1, sizes compared too
-    digit: list[float]       # the same for each digit
+    color: list[float]  # share of the pixels nearest to each colour; the rest has no colour
+    shape: list[float]  # overlap with the best template of each shape, 0..1, sizes compared too
+    digit: list[float]  # the same for each digit
 
 
 def load(device="cpu"):
@@ -105,8 +105,10 @@ def _wanted(clauses) -> Wanted:
         return Wanted(things=tuple(things))
     known = places[0] in [[relation, 0] for relation in RELATIONS]
     if not known or len(things) != 2 or "position" in clauses[0]:
-        raise ValueError(f"include: {clauses} given, two objects with position [{' | '.join(RELATIONS)}, 0] "
-                         "in the second clause accepted")
+        raise ValueError(
+            f"include: {clauses} given, two objects with position [{' | '.join(RELATIONS)}, 0] "
+            "in the second clause accepted"
+        )
     return Wanted(things=tuple(things[::-1]), relation=places[0][0])
 
 
@@ -149,7 +151,7 @@ def _components(bright: Tensor) -> Tensor:
     label = numbers * bright
     while True:
         wider = label
-        for _ in range(4):                                      # comparing costs more than spreading
+        for _ in range(4):  # comparing costs more than spreading
             wider = _spread(wider) * bright
         if torch.equal(wider, label):
             return label.long()
@@ -178,7 +180,7 @@ def _stretch(coverage: Tensor) -> tuple[Float[Tensor, "C 4"], Float[Tensor, "C F
     columns, rows = coverage.amax(1), coverage.amax(2)
     width, height = columns.sum(1), rows.sum(1)
     x, y = (columns @ ticks) / width, (rows @ ticks) / height
-    zero, scale = torch.zeros_like(x), 1 / SIZE                 # affine_grid spans the picture from -1 to 1
+    zero, scale = torch.zeros_like(x), 1 / SIZE  # affine_grid spans the picture from -1 to 1
     theta = torch.stack([width * scale, zero, 2 * x * scale - 1, zero, height * scale, 2 * y * scale - 1], 1)
     grid = affine_grid(theta.view(-1, 2, 3), [len(coverage), 1, FIELD, FIELD], align_corners=False)
     fields = grid_sample(coverage[:, None], grid, align_corners=False)
@@ -211,8 +213,13 @@ def _colors(images: Tensor) -> Tensor:
 def _templates(kind: str) -> tuple[Float[Tensor, "KT 4"], Float[Tensor, "KT F"]]:
     """Boxes and fields, class by class: shapes at several sizes and subpixel places, digits at both scales."""
     if kind == "shape":
-        pictures = [shape_mask(shape, x, y, radius)
-                    for shape in SHAPES for radius in TEMPLATE_RADII for x in TEMPLATE_PLACES for y in TEMPLATE_PLACES]
+        pictures = [
+            shape_mask(shape, x, y, radius)
+            for shape in SHAPES
+            for radius in TEMPLATE_RADII
+            for x in TEMPLATE_PLACES
+            for y in TEMPLATE_PLACES
+        ]
     else:
         glyphs = [glyph_mask(digit, scale) for digit in GLYPHS for scale in DIGIT_SCALE.values()]
         pictures = [np.pad(glyph, [(0, SIZE - side) for side in glyph.shape]) for glyph in glyphs]
@@ -229,7 +236,7 @@ def _mark(wanted: Wanted, seen: list[Seen], clean: bool) -> tuple[float, float]:
 def _mark_number(wanted: Wanted, seen: list[Seen], clean: bool) -> tuple[float, float]:
     seen = sorted(seen, key=lambda part: part.x)
     length = max(len(seen), len(wanted.text))
-    pairs = zip(seen, wanted.text, strict=False)                # what has no partner earns nothing
+    pairs = zip(seen, wanted.text, strict=False)  # what has no partner earns nothing
     hits = sum(_closeness(part.digit, int(digit), "digit") for part, digit in pairs) / length
     colored = sum(part.color[wanted.color] for part in seen) / len(seen)
     level = max(part.y for part in seen) - min(part.y for part in seen) <= 4
@@ -254,8 +261,10 @@ def _mark_things(wanted: Wanted, seen: list[Seen], clean: bool) -> tuple[float, 
 
 def _match(things: tuple[tuple[int, int], ...], seen: list[Seen]) -> tuple[list[float], dict[int, Seen]]:
     """Pair every wanted thing with one component, best credit first: credits, and the component of each thing."""
-    table = sorted(((_credit(part, *thing), i, j) for i, thing in enumerate(things) for j, part in enumerate(seen)),
-                   key=lambda entry: -entry[0])
+    table = sorted(
+        ((_credit(part, *thing), i, j) for i, thing in enumerate(things) for j, part in enumerate(seen)),
+        key=lambda entry: -entry[0],
+    )
     credits, pairs, taken = [], {}, set()
     for credit, i, j in table:
         if i not in pairs and j not in taken:

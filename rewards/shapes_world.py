@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SIZE = 32                                  # pixels, both ways
+SIZE = 32  # pixels, both ways
 COLORS = {
     "red": (0.86, 0.16, 0.16),
     "green": (0.16, 0.68, 0.24),
@@ -30,16 +30,16 @@ RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 KINDS = ("one_object", "count", "two_objects", "position", "number")
 
-RADIUS = {1: (5.0, 7.5), 2: (4.8, 6.3), 3: (4.4, 5.3), 4: (4.2, 4.9)}      # pixels, by number of objects
-GAP = 1.8                                  # pixels between the bounding boxes of two objects
-DIGIT_SCALE = {1: 3, 2: 2}                 # pixels per dot of a 5x7 glyph, by number of digits
-DIGIT_GAP = 3                              # pixels between two digits
-DIGIT_JITTER = 1                           # pixels by which a number may be off the middle
-PAIRED_DIGITS = "1247"                     # two-digit numbers use these, the easiest to tell apart
-SUBPIXELS = 3                              # samples per pixel and axis
-TEST_SHARE = 5                             # one scene in five is held out
+RADIUS = {1: (5.0, 7.5), 2: (4.8, 6.3), 3: (4.4, 5.3), 4: (4.2, 4.9)}  # pixels, by number of objects
+GAP = 1.8  # pixels between the bounding boxes of two objects
+DIGIT_SCALE = {1: 3, 2: 2}  # pixels per dot of a 5x7 glyph, by number of digits
+DIGIT_GAP = 3  # pixels between two digits
+DIGIT_JITTER = 1  # pixels by which a number may be off the middle
+PAIRED_DIGITS = "1247"  # two-digit numbers use these, the easiest to tell apart
+SUBPIXELS = 3  # samples per pixel and axis
+TEST_SHARE = 5  # one scene in five is held out
 
-GLYPHS = {                                 # 5x7 dots, row by row
+GLYPHS = {  # 5x7 dots, row by row
     "0": "01110 10001 10001 10001 10001 10001 01110",
     "1": "00100 01100 00100 00100 00100 00100 01110",
     "2": "01110 10001 00001 00010 00100 01000 11111",
@@ -52,7 +52,7 @@ GLYPHS = {                                 # 5x7 dots, row by row
     "9": "01110 10001 10001 01111 00001 00010 01100",
 }
 
-Thing = tuple[str, str]                    # (colour, shape)
+Thing = tuple[str, str]  # (colour, shape)
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Scene:
     """What a prompt asks for, in the prompt's order."""
 
     kind: str
-    color: str = ""                        # of the number; "" for other kinds
-    text: str = ""                         # digits of the number; "" for other kinds
-    things: tuple[Thing, ...] = ()         # objects; `count` repeats one thing
-    relation: str = ""                     # of things[0] to things[1]; "" unless kind is "position"
+    color: str = ""  # of the number; "" for other kinds
+    text: str = ""  # digits of the number; "" for other kinds
+    things: tuple[Thing, ...] = ()  # objects; `count` repeats one thing
+    relation: str = ""  # of things[0] to things[1]; "" unless kind is "position"
 
 
 def all_scenes() -> dict[str, list[Scene]]:
@@ -92,7 +92,7 @@ def canonical(scene: Scene) -> str:
 
 
 def split(scene: Scene) -> str:
-    """"test" for one scene in five, else "train": a function of the canonical scene alone."""
+    """ "test" for one scene in five, else "train": a function of the canonical scene alone."""
     return "test" if zlib.crc32(canonical(scene).encode()) % TEST_SHARE == 0 else "train"
 
 
@@ -178,7 +178,7 @@ def _number_mask(text: str, rng: np.random.Generator) -> np.ndarray:
     top = (SIZE - 7 * scale) // 2 + rng.integers(-DIGIT_JITTER, DIGIT_JITTER + 1)
     mask = np.zeros((SIZE, SIZE), np.float32)
     for i, glyph in enumerate(glyphs):
-        mask[top:top + 7 * scale, left + i * pitch:left + i * pitch + 5 * scale] = glyph
+        mask[top : top + 7 * scale, left + i * pitch : left + i * pitch + 5 * scale] = glyph
     return mask
 
 

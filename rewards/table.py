@@ -15,9 +15,9 @@ class RewardTable:
 
     value: Float[Tensor, "N R"]
     weight: Float[Tensor, " R"]
-    group: Int[Tensor, " N"]      # comparison set of each rollout; may span processes
-    valid: Bool[Tensor, " N"]     # False: left out of its group, advantage 0
-    names: tuple[str, ...]        # R names, in column order
+    group: Int[Tensor, " N"]  # comparison set of each rollout; may span processes
+    valid: Bool[Tensor, " N"]  # False: left out of its group, advantage 0
+    names: tuple[str, ...]  # R names, in column order
 
     def total(self) -> Float[Tensor, " N"]:
-        return self.value @ self.weight
+        return (self.value * self.weight).sum(1)  # a matrix product rounds equal rows differently

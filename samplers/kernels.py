@@ -4,8 +4,9 @@ Convention, everywhere in this package: sigma falls from 1 (noise) to 0 (data),
 latents = (1 - sigma) * x0 + sigma * noise and velocity = noise - x0.
 `latents` and `velocity` are [B, *L]; `sigma` and `sigma_next` are scalars or [B]. The mean has the shape of the
 latents, the std that of sigma, and std already holds sqrt(dt): it is the standard deviation of the step.
-A kernel never samples and never touches a network. One that needs the schedule asks for `sigmas` [T+1] by name;
-`bind` fills it in. All arithmetic is fp32 or better: bf16 rounds sigma to 1 and the log-prob to noise.
+A kernel never samples and never touches a network. One that needs the schedule asks by name for `sigmas` [T+1], `step`
+(its index) or `steps` (T); `bind` fills them in. All arithmetic is fp32 or better: bf16 rounds sigma to 1 and the
+log-prob to noise.
 """
 
 import inspect

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from samplers import density as densities
 from samplers import noise as noises
-from samplers.kernels import Kernel, ode, spread
+from samplers.kernels import bind, ode, spread
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def rollout(
     latents: Float[Tensor, "R *L"],
     prompt: Int[Tensor, " R"],
     sigmas: Float[Tensor, " T1"],
-    kernel: Kernel = ode,
+    kernel: Callable = ode,
     *,
     noisy: Sequence[int] = (),
     forks: Mapping[int, int] | None = None,
@@ -97,7 +97,8 @@ def rollout(
     """Denoise `latents` along `sigmas`, forking where `forks` says; the network sees each distinct state once.
 
     velocity:   (latents [B, *L], sigma [B], prompt [B]) -> [B, *L]
-    kernel:     four-argument kernel (see samplers.kernels.bind) of the noisy steps; the others take the ODE
+    kernel:     of the noisy steps, its numbers bound; what it asks of the schedule (samplers.kernels) is filled in.
+                The other steps take the ODE
     density:    (next_latents, mean[, std]) -> log_prob [B]
     noise:      how siblings' noise relates (samplers.noise)
     generators: one private CPU generator per root; all noise is drawn before the first step
@@ -118,7 +119,8 @@ def rollout(
         sigma, sigma_next = (sigmas[i].to(latents.device).expand(rows) for i in (t, t + 1))
         here = prompt[torch.arange(rows) // (rows // roots)]
         v = _in_batches(velocity, batch_size, latents, sigma, here)
-        mean, std = (kernel if t in noisy else ode)(latents, v, sigma, sigma_next)
+        step = bind(kernel, sigmas=sigmas, step=torch.tensor(t), steps=steps) if t in noisy else ode
+        mean, std = step(latents, v, sigma, sigma_next)
         mean, std = (x.repeat_interleave(forks.get(t, 1), 0) for x in (mean, std))
         if t in noisy:
             latents = mean + spread(std, mean) * drawn[t]

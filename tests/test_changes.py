@@ -1,11 +1,9 @@
 """Changes to a recipe by name."""
 
-from importlib import import_module
-from inspect import getmembers, isfunction
 
 import pytest
 
-from flowrl.changes import MENUS, as_type, changed, imported, part_for
+from flowrl.changes import MENUS, as_type, changed, imported, menu, part_for
 from flowrl.recipe import frozen
 from flowrl.recipes import find
 
@@ -40,12 +38,39 @@ def test_a_function_of_ones_own_is_found_by_its_address():
     assert (recipe.advantage.name, recipe.weight.name) == ("rloo", "edge_mean")
 
 
-@pytest.mark.parametrize("role", MENUS)
-def test_every_role_has_a_menu_whose_functions_fit_it(role):
-    """A name on a menu is a part as it stands: none needs a number that only a later setting could give."""
-    menu = [name for name, fn in getmembers(import_module(MENUS[role]), isfunction) if fn.__module__ == MENUS[role]]
-    public = [name for name in menu if not name.startswith("_")]
-    assert public and [part_for(role, name).name for name in public] == public
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("rollout.kernel", "cps dance_sde flow_sde ode"),
+        ("rollout.density", "gaussian squared_error"),
+        ("rollout.noisy", "all_but_last random_window window"),
+        ("rollout.noise", "correlated independent"),
+        ("advantage", "gdpo grpo raw rloo"),
+        ("credit", "broadcast tree_depthwise tree_value"),
+        ("select", "drawn random_steps"),
+        ("weight", "edge_mean token_mean"),
+        ("points", "on_path"),
+        ("ratio", "per_decision"),
+        ("objective", "ppo_clip"),
+        ("penalties", "kl_gaussian kl_mean_over_s2 mean_mse velocity_mse"),
+    ],
+)
+def test_the_menu_of_a_role_holds_its_functions_and_no_helper(role, names):
+    """`edge_share`, `spread` and `bind` stand in the same files and cannot fill a role."""
+    assert sorted(menu(role)) == names.split() and set(MENUS) >= {role}
+    assert [part_for(role, name).name for name in names.split()] == names.split()
+
+
+def test_a_number_that_a_function_must_have_may_come_in_a_setting_of_its_own():
+    with pytest.raises(ValueError, match=r"needs_a_number needs a value for 'length': set weight.length"):
+        made("flow_grpo", weight=f"{__name__}:needs_a_number").check()
+    part = made("flow_grpo", weight=f"{__name__}:needs_a_number", weight__length=10).check().weight
+    assert part.numbers == {"length": 10}
+
+
+def needs_a_number(mask, *, length: int):
+    """Divides by a constant."""
+    return mask / length
 
 
 def test_a_penalty_is_added_rescaled_and_taken_out():
@@ -65,6 +90,8 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"objective__clip_low": float("nan")}, ["recipe.objective.clip_low = nan: expected float, a finite number"]),
+        ({"credit": "edge_share"}, ["recipe.credit = 'edge_share': no such function"]),
         ({"rollout__stepz": 3}, ["recipe.rollout.stepz: no such setting.", "Did you mean 'steps'?", "kernel"]),
         ({"rolout__steps": 3}, ["recipe.rolout.steps", "Did you mean 'rollout.steps'?"]),
         ({"objective__cliplow": 3}, ["no such number of ppo_clip", "Did you mean 'clip_low'?", "clip_low, clip_high"]),
@@ -84,7 +111,7 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
         ({"advantage__eps": "tiny"}, ["recipe.advantage.eps = 'tiny': expected float"]),
         ({"snapshots__ref__decay": 0.5}, ["recipe.snapshots.ref.decay: no such setting"]),
         ({"credit": "flowrl.nowhere:f"}, ["recipe.credit = 'flowrl.nowhere:f'", "cannot import 'flowrl.nowhere'"]),
-        ({"credit": "flowrl.groups:f"}, ["'flowrl.groups' has no 'f'"]),
+        ({"credit": "flowrl.groups:f"}, ["'flowrl.groups' has no function 'f'"]),
         ({"credit": "flowrl.objectives.clipped:ppo_clip"}, ["credit: ppo_clip asks for 'ratio'"]),
         ({"rollout__kernel": "_reverse_sde"}, ["no such function", "dance_sde, flow_sde, ode"]),
     ],

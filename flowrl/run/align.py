@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from flowrl.recipe import Recipe
 from flowrl.run.config import from_dict
 from flowrl.run.prepare import prepare
 from flowrl.run.train import Result, train
@@ -14,7 +14,7 @@ def align(
     *,
     rewards: str | Callable | Mapping[str, object],
     prompts: str | Path | Sequence[str],
-    recipe: str | Mapping[str, object] = "flow_grpo_fast",
+    recipe: str | Mapping[str, object] | Recipe = "flow_grpo_fast",
     updates: int = 100,
     output: str | Path = "runs/align",
     **sections: object,
@@ -25,22 +25,21 @@ def align(
     rewards:  a function (images, prompts, **metadata) -> numbers, the name of a built-in reward, or {name: weight} or
               {name: (function, weight)}
     prompts:  a prompt file, or a list of prompts
+    recipe:   a key of `flowrl recipes`, {"name": key, change: value}, or a Recipe
     sections: what else a run file may hold, such as seed=1, budget={"prompts_per_update": 8}, model_settings={"train":
               "full"}, optimizer={...}, evaluation={...}
     """
     settings, functions = _rewards(rewards)
     loaded = not isinstance(model, str | Path)
-    given = {**sections, "rewards": settings, "recipe": recipe, "output": str(output)}
+    texts = () if isinstance(prompts, str | Path) else [" ".join(prompt.split("\n")) for prompt in prompts]
+    own = recipe if isinstance(recipe, Recipe) else None
+    file = Path(output) / "prompts.txt" if texts else prompts
+    given = {**sections, "rewards": settings, "recipe": "own" if own else recipe, "output": str(output)}
     given["model"] = {**given.pop("model_settings", {}), "path": type(model).__name__ if loaded else str(model)}
     given["budget"] = {**given.get("budget", {}), "updates": updates}
-    with TemporaryDirectory() as scratch:
-        file = prompts
-        if not isinstance(prompts, str | Path):
-            file = Path(scratch) / "prompts.txt"
-            file.write_text("\n".join(p.replace("\n", " ") for p in prompts), encoding="utf-8")
-        given["data"] = {"train": str(file), **given.get("data", {})}
-        prepared = prepare(from_dict(given), pipe=model if loaded else None, functions=functions)
-    return train(prepared)
+    given["data"] = {"train": str(file), **given.get("data", {})}
+    run = from_dict(given)
+    return train(prepare(run, pipe=model if loaded else None, functions=functions, recipe=own, texts=texts))
 
 
 def _rewards(given):

@@ -1,6 +1,7 @@
 """The command line.  A fault before the start is one line and exit code 2, a fault of a running job one line and 1."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,8 @@ from typing import Annotated
 import typer
 
 from flowrl.explain import explain as explain_page
+
+RANK = int(os.environ.get("RANK", "0"))  # set by the launcher; no process is set up yet when it is read
 
 app = typer.Typer(
     add_completion=False,
@@ -29,7 +32,7 @@ def train(run: RunFile, overrides: Overrides = None) -> None:
     from flowrl.run.prepare import prepare
     from flowrl.run.train import train as start
 
-    prepared = prepare(load(run, overrides or ()))
+    prepared = _before(lambda: prepare(load(run, overrides or ())))
     _running(lambda: start(prepared))
     prepared.processes.close()
 
@@ -42,9 +45,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score held-out prompts, with the base model or with trained weights."""
-    from flowrl.run.use import evaluate as start
+    from flowrl.run.use import evaluation
 
-    log = start(run, overrides or (), weights)
+    log = _running(_before(lambda: evaluation(run, overrides or (), weights)))
     if as_json:
         print(json.dumps(log))
     else:
@@ -113,33 +116,37 @@ def recipes(as_json: AsJson = False) -> None:
         print(f"{row['key']:<16}{row['title']:<18}{row['paper']:<14}{row['summary']}")
 
 
-def _running(job):
-    """Run a job that has started: whatever stops it now is reported by one line, and exit code 1."""
+def _before(job):
+    """Prepare a job: what is wrong now is wrong on every process, the first says it, and exit code 2."""
     try:
-        job()
+        return job()
+    except (ValueError, RuntimeError, OSError) as error:
+        if RANK == 0:
+            _say(error)
+        raise SystemExit(2) from None
+
+
+def _running(job):
+    """Run a job that has started: whatever stops it on any process is reported by one line, and exit code 1."""
+    try:
+        return job()
     except (ValueError, RuntimeError, OSError) as error:
         _say(error)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
+        raise SystemExit(130) from None
 
 
 def _say(error):
-    from flowrl.run.processes import is_main
-
-    if is_main():
-        print(f"flowrl: {' '.join(str(error).split())}", file=sys.stderr)
+    who = f"flowrl (process {RANK})" if RANK else "flowrl"
+    print(f"{who}: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `flowrl` and of scripts/train.py."""
     sys.path.insert(0, "")  # so that my_file:my_function finds a file in the working directory
-    try:
-        app(arguments)
-    except (ValueError, OSError) as error:
-        _say(error)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
-        raise SystemExit(130) from None
+    _before(lambda: app(arguments))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,12 @@ def _combinations(run):
         raise ValueError(
             "evaluation.others has no effect without data.tags: every held-out prompt is evaluated already."
         )
+    if run.optimizer.warmup >= run.budget.updates:
+        raise ValueError(
+            f"optimizer.warmup = {run.optimizer.warmup} is not over after budget.updates = {run.budget.updates}."
+        )
+    if run.evaluation.every and run.evaluation.every > run.budget.updates:
+        raise ValueError(f"evaluation.every = {run.evaluation.every} exceeds budget.updates = {run.budget.updates}.")
     if run.optimizer.ema is None and run.optimizer.ema_every != 1:
         raise ValueError("optimizer.ema_every has no effect without optimizer.ema.")
     if not run.rewards:
@@ -105,7 +111,11 @@ def _flat_recipe(given):
             else:
                 yield f"{prefix}{key}", value
 
-    return dict(flat(given))
+    pairs = list(flat(given))
+    names = [name for name, _ in pairs]
+    for name in (name for name in names if names.count(name) > 1):
+        raise ValueError(f"recipe.{name} is given twice, as a section and by its dotted name.")
+    return dict(pairs)
 
 
 def _put(settings, key, value):

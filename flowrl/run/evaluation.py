@@ -40,9 +40,16 @@ def sample(policy: Policy, examples: Sequence[Example], settings: Settings, firs
 
 
 def evaluate(
-    policy: Policy, examples: Sequence[Example], score: Score, settings: Settings, ranks: Ranks, *, main: int
+    policy: Policy,
+    examples: Sequence[Example],
+    score: Score,
+    settings: Settings,
+    ranks: Ranks,
+    *,
+    main: int,
+    pictures: int,
 ) -> tuple[dict[str, float], Float[Tensor, "N 3 H W"]]:
-    """({"eval/NAME": mean over the first `main` examples, "eval/NAME/TAG": by tag}, first picture of each example).
+    """({"eval/NAME": mean over the first `main` examples, "eval/NAME/TAG": by tag}, pictures of the first examples).
 
     Every example counts once, whatever the number of processes. `eval/diversity` is the mean distance between two
     pictures of one prompt (root mean square over pixels, 0..1); it needs two samples.
@@ -58,10 +65,10 @@ def evaluate(
     for tag in sorted(set(tags) - {"None"}):
         log |= _means(table.names, value, valid & torch.tensor([t == tag for t in tags]), f"/{tag}")
     log["eval/invalid"] = int((~valid).sum())
-    shown = ranks.gather(images)
+    each_prompt = images.unflatten(0, (-1, settings.samples))
     if settings.samples > 1:
-        log["eval/diversity"] = float(_spread(shown.unflatten(0, (-1, settings.samples)))[:main].mean())
-    return log, shown[:: settings.samples]
+        log["eval/diversity"] = float(ranks.gather(_spread(each_prompt))[:main].mean())
+    return log, ranks.gather(each_prompt[: max(pictures - first, 0), 0])
 
 
 def _means(names, value, rows, suffix):

@@ -20,10 +20,10 @@ def check_output(path: Path) -> None:
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder and put it in the place of `folder`; a failure leaves the old one."""
     new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)
     write(new)
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

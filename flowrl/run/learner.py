@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-SCHEDULES = ("constant", "linear", "cosine")
+MOST_SKIPPED = 5  # updates in a row without a finite gradient, after which a run stops
 
 
 class Learner:
@@ -31,13 +31,14 @@ class Learner:
         self.names, self.parameters = zip(*parameters, strict=True)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
         self.rate, self.micro_batch, self.max_grad_norm, self.reduce = rate, micro_batch, max_grad_norm, reduce
-        self.updates = self.skipped = 0
+        self.updates = self.skipped = self._in_a_row = 0
         self.optimizer.zero_grad(set_to_none=True)  # whatever was trained before is not of the first update
 
     def micro_batches(self, points) -> Iterator:
         return points.split(self.micro_batch)
 
     def backward(self, loss: Tensor) -> None:
+        """Accumulate; a loss that is not a number becomes a non-finite gradient, which `step` sees on every rank."""
         loss.backward()
 
     @torch.no_grad()
@@ -58,11 +59,13 @@ class Learner:
                 group["lr"] = rate
             self.optimizer.step()
             moved = torch.stack([(p - b).norm() for p, b in zip(self.parameters, before, strict=True)]).norm()
-            log["param_delta_norm"] = float(moved)
+            log["param_delta_norm"], self._in_a_row = float(moved), 0
         else:
-            self.skipped += 1
+            self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
             first = next(n for n, g in zip(self.names, gradients, strict=True) if not bool(g.isfinite().all()))
             log |= {"skipped_nonfinite": self.skipped, "nonfinite_parameter": first, "param_delta_norm": 0.0}
+            if self._in_a_row == MOST_SKIPPED:
+                raise RuntimeError(f"{MOST_SKIPPED} updates in a row without a finite gradient, first in {first}.")
         self.updates += 1
         self.optimizer.zero_grad(set_to_none=True)
         return log

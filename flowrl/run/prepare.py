@@ -1,15 +1,14 @@
 """Everything that can be checked before the first network call, and then the objects of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
 
 import rewards
-from flowrl import plan, randomness
+from flowrl import plan
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.run import files, prompts
 from flowrl.run.config import resolve
@@ -37,35 +36,47 @@ class Prepared:
     trained_test: int  # how many of them those are
     score: Score
     warnings: list[str]
+    texts: Sequence[str]  # prompts that came without a file
 
     @property
     def ema(self) -> Snapshot | None:
         settings = self.run.optimizer
         return Snapshot(settings.ema, settings.ema_every, warmup=True) if settings.ema else None
 
-    def evaluation(self) -> Settings:
-        settings, rollout = self.run.evaluation, self.recipe.rollout
-        return Settings(
-            steps=settings.steps or rollout.steps,
-            guidance=settings.guidance or rollout.guidance,
-            samples=settings.samples,
-            seed=settings.seed,
-            batch_size=self.run.budget.batch_size,
-        )
+
+def evaluation_settings(run: Run, recipe: Recipe) -> Settings:
+    """The run file's, with the rollout's where it says nothing."""
+    chosen, rollout = run.evaluation, recipe.rollout
+    return Settings(
+        steps=chosen.steps or rollout.steps,
+        guidance=chosen.guidance or rollout.guidance,
+        samples=chosen.samples,
+        seed=chosen.seed,
+        batch_size=run.budget.batch_size,
+    )
 
 
-def prepare(run: Run, *, pipe: object = None, functions: Mapping[str, Callable] | None = None) -> Prepared:
+def prepare(
+    run: Run,
+    *,
+    pipe: object = None,
+    functions: Mapping[str, Callable] | None = None,
+    recipe: Recipe | None = None,
+    texts: Sequence[str] = (),
+) -> Prepared:
     """Check all settings, then load; ValueError names the first that cannot work.
 
     pipe:      a loaded diffusers pipeline in the place of model.path
     functions: reward functions by name, in the place of rewards.NAME.function
+    recipe:    in the place of the recipe section
+    texts:     prompts in the place of the file data.train, which the run writes
     """
-    recipe = run.build_recipe()
+    recipe = recipe.check() if recipe else run.build_recipe()
     plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
     files.check_output(Path(run.output))
-    train, test, trained_test, warnings = read_prompts(run)
-    scorers = load_rewards(run, functions or {}, train + test)
+    train, test, trained_test, warnings = read_prompts(run, texts)
     device = pick_device(run.model.device)
+    scorers = load_rewards(run, functions or {}, train + test, device)
     processes = Processes(device)
     if run.budget.prompts_per_update < processes.count:
         raise ValueError(
@@ -77,17 +88,25 @@ def prepare(run: Run, *, pipe: object = None, functions: Mapping[str, Callable] 
     warnings += [f"reward {n} has the weight {w:g}: lower is better." for n, w in weights_by_name(scorers) if w < 0]
     policy = load_policy(run, processes.device, pipe)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
-    plan.count(recipe, grid, seed=run.seed)
+    plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
     warnings += policy.warnings(train + test)
-    try_rewards(scorers, policy, train[0])
     learner = make_learner(run, policy, processes)
-    return Prepared(run, recipe, policy, learner, processes, train, test, trained_test, make_score(scorers), warnings)
+    score = make_score(scorers, train + test)
+    return Prepared(run, recipe, policy, learner, processes, train, test, trained_test, score, warnings, texts)
 
 
-def read_prompts(run: Run) -> tuple[list[Example], list[Example], int, list[str]]:
+def read_prompts(run: Run, texts: Sequence[str] = ()) -> tuple[list[Example], list[Example], int, list[str]]:
     """(train, test, number of trained test prompts, warnings): the test prompts of the trained tags come first."""
-    train, warnings = prompts.read(resolve(run.data.train), "data.train")
-    test, more = prompts.read(resolve(run.data.test or run.data.train), "data.test")
+    if texts:
+        train, warnings = [Example(text) for text in texts], []
+    else:
+        train, warnings = prompts.read(resolve(run.data.train), "data.train")
+    if run.data.test:
+        test, more = prompts.read(resolve(run.data.test), "data.test")
+    else:
+        test, more = train, ["data.test is not given: the training prompts are evaluated, none is held out."]
+    if run.data.balance and not any("tag" in e.metadata for e in train):
+        raise ValueError("data.balance has no effect: no prompt of data.train has a tag.")
     others: list[Example] = []
     if run.data.tags:
         train = prompts.with_tags(train, run.data.tags, "data.tags")
@@ -95,7 +114,7 @@ def read_prompts(run: Run) -> tuple[list[Example], list[Example], int, list[str]
         test = prompts.with_tags(test, run.data.tags, "data.tags")
     pick = _in_turn if run.data.balance else _spread_out
     test = pick(test, run.evaluation.prompts)
-    return train, test + pick(others, run.evaluation.others), len(test), warnings + more * bool(run.data.test)
+    return train, test + pick(others, run.evaluation.others), len(test), warnings + more
 
 
 def _spread_out(examples, count):
@@ -111,14 +130,16 @@ def _in_turn(examples, count):
     return [each[i % len(each)][i // len(each) % len(each[i % len(each)])] for i in range(count)] if each else []
 
 
-def load_rewards(run: Run, functions: Mapping[str, Callable], examples: Sequence[Example]) -> list[rewards.Reward]:
+def load_rewards(
+    run: Run, functions: Mapping[str, Callable], examples: Sequence[Example], device: str
+) -> list[rewards.Reward]:
     """The rewards of a run, each checked against the metadata of the prompts."""
     found = []
     for name, setting in run.rewards.items():
-        function = functions.get(name) or rewards.load(setting.function or name, **setting.numbers)
+        function = functions.get(name) or rewards.load(setting.function or name, device, **setting.numbers)
         found.append(rewards.Reward(name, function, setting.weight, setting.on_error))
     for reward in found:
-        rewards.check(reward, prompts.columns(examples))
+        rewards.check(reward, prompts.column_names(examples))
     rewards.check_weights(found)
     return found
 
@@ -128,24 +149,13 @@ def weights_by_name(scorers: Sequence[rewards.Reward]) -> list[tuple[str, float]
     return list(zip(names, rewards.check_weights(scorers).tolist(), strict=True))
 
 
-def try_rewards(scorers: Sequence[rewards.Reward], policy: Policy, example: Example) -> None:
-    """Two pictures of noise through every reward, so that an answer of the wrong kind is found before the start.
-
-    What a reward says of noise is not judged: a score that is missing, or an exception, is left to the run.
-    """
-    images = policy.decode(policy.noise(2, randomness.generator(0, "trial")))
-    masked = [replace(scorer, on_error="mask") for scorer in scorers]
-    with catch_warnings():
-        simplefilter("ignore")
-        make_score(masked)(images, [example] * 2, torch.zeros(2, dtype=torch.long))
-
-
-def make_score(scorers: Sequence[rewards.Reward]) -> Score:
-    """What the rewards say of images, one example each, group by group."""
+def make_score(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> Score:
+    """What the rewards say of images, one example each; metadata that any of `everybody` has is a column always."""
+    names = prompts.column_names(everybody)
 
     def score(images: Tensor, examples: Sequence[Example], group: Tensor) -> rewards.RewardTable:
         texts = [e.prompt for e in examples]
-        return rewards.score(scorers, images.cpu(), texts, group, prompts.columns(examples))
+        return rewards.score(scorers, images.cpu(), texts, group, prompts.columns(examples, names))
 
     return score
 

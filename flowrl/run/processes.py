@@ -1,18 +1,11 @@
 """The processes of a run, through accelerate: who this one is, sums of gradients, and tables seen by everybody."""
 
-import os
-
 import torch
 import torch.distributed
 from accelerate import PartialState
 from torch import Tensor
 
 from flowrl.visual.trainer import Ranks
-
-
-def is_main() -> bool:
-    """Whether this process speaks for all, before any of them is set up."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 class Processes:

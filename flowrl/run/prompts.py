@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import category
 
 from flowrl.visual.policy import Example
 
@@ -29,7 +30,7 @@ def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
         warnings.append(f"{path.name}: {blank} blank lines left out.")
     if empty := sum(not e.prompt.strip() for e in examples):
         warnings.append(f"{path.name}: {empty} prompts are empty.")
-    if odd := [e.prompt for e in examples if any(ord(c) > 0xFFFF for c in e.prompt)]:
+    if odd := [e.prompt for e in examples if any(category(c) == "So" for c in e.prompt)]:
         warnings.append(f"{path.name}: {len(odd)} prompts hold emoji, which most text encoders split into bytes.")
     return examples, warnings
 
@@ -51,9 +52,13 @@ def kinds(examples: Sequence[Example]) -> list[list[int]]:
     return [[i for i, t in enumerate(tags) if t == tag] for tag in sorted(set(tags))]
 
 
-def columns(examples: Sequence[Example]) -> dict[str, list]:
+def column_names(examples: Sequence[Example]) -> list[str]:
+    """Names of the metadata that any example has, in order of appearance."""
+    return list(dict.fromkeys(name for e in examples for name in e.metadata))
+
+
+def columns(examples: Sequence[Example], names: Sequence[str]) -> dict[str, list]:
     """Metadata by name, one entry per example, None where an example has none."""
-    names = dict.fromkeys(name for e in examples for name in e.metadata)
     return {name: [e.metadata.get(name) for e in examples] for name in names}
 
 

@@ -35,7 +35,7 @@ class Model(Section):
     path: str  # folder of a saved diffusers pipeline
     train: Literal["lora", "full"] = "lora"
     lora: Lora | None = None  # only with train: lora
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of frozen weights; auto: float32 on a CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of frozen weights; auto: float32 on a CPU, else bfloat16
     device: Literal["auto", "cpu", "cuda"] = "auto"
     size: Positive | None = None  # pixels of a side; default: the pipeline's own
     grid: Literal["pipeline", "linear"] = "pipeline"  # the schedule of pipe(num_inference_steps) or of pipe(sigmas)

@@ -9,11 +9,11 @@ from torch import Tensor
 from flowrl import plan, randomness
 from flowrl.allocation.prompts import balanced, shuffled
 from flowrl.explain import explain
-from flowrl.recipes import find
+from flowrl.recipes import catalogue, find
 from flowrl.run import config, files, prompts
 from flowrl.run.evaluation import evaluate
 from flowrl.run.metrics import Metrics, Progress, duration
-from flowrl.run.prepare import Prepared
+from flowrl.run.prepare import Prepared, evaluation_settings
 from flowrl.run.profile import Clock
 from flowrl.visual.trainer import update
 from rewards import media
@@ -21,7 +21,7 @@ from rewards import media
 
 @dataclass(frozen=True)
 class Result:
-    """What `flowrl.align` returns: a pipeline with the trained weights, the log, and where everything lies."""
+    """What `flowrl.align` returns: the pipeline with the weights last evaluated, the log, and where everything lies."""
 
     pipeline: object
     metrics: list[dict]
@@ -32,6 +32,7 @@ def train(prepared: Prepared) -> Result:
     """Evaluate, update, evaluate at times, and leave behind a run directory; see the README for what lies in it."""
     run, policy, processes = prepared.run, prepared.policy, prepared.processes
     directory = Path(run.output)
+    processes.wait()  # until every process has seen that the directory is free
     if processes.main:
         _start(prepared, directory)
     processes.wait()
@@ -59,8 +60,9 @@ def train(prepared: Prepared) -> Result:
             log |= _evaluate(prepared, directory, done, progress)
         metrics.write(log)
     _finish(prepared, directory, progress, first, metrics.lines[-1])
+    policy.finish(_evaluated(prepared))
     processes.wait()
-    return Result(getattr(policy, "pipe", None), metrics.lines, directory)
+    return Result(policy.pipe, metrics.lines, directory)
 
 
 def _warn_of_equal_groups(lines, log, progress, *, window=10):
@@ -78,13 +80,22 @@ def _start(prepared, directory):
     """Make the run directory; from here on something is written."""
     directory.mkdir(parents=True)
     (directory / "samples").mkdir()
-    key = str(prepared.run.recipe["name"])
+    if prepared.texts:
+        Path(prepared.run.data.train).write_text("\n".join(prepared.texts) + "\n", encoding="utf-8")
     (directory / "run.yaml").write_text(config.dump(prepared.run), encoding="utf-8")
     sigmas = prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist()
-    page = explain(prepared.recipe, find(key).__doc__) + f"\n\n# sigmas ({prepared.run.model.grid} grid)\n{sigmas}\n"
+    page = (
+        explain(prepared.recipe, _docstring(prepared.run))
+        + f"\n\n# sigmas ({prepared.run.model.grid} grid)\n{sigmas}\n"
+    )
     (directory / "recipe.txt").write_text(page, encoding="utf-8")
     shown = [e.prompt for e in prepared.test[: prepared.run.evaluation.pictures]]
     (directory / "samples" / "prompts.txt").write_text("\n".join(shown) + "\n", encoding="utf-8")
+
+
+def _docstring(run):
+    name = str(run.recipe["name"])
+    return find(name).__doc__ if name in catalogue() else f"{name}: a recipe given in Python."
 
 
 def _overview(prepared):
@@ -111,6 +122,11 @@ def _headline(log):
 def _snapshots(prepared):
     """The recipe's snapshots, and the averaged weights if they are on."""
     return dict(prepared.recipe.snapshots) | ({"ema": prepared.ema} if prepared.ema else {})
+
+
+def _evaluated(prepared):
+    """Name of the weights that are scored, saved and left behind: the averaged ones if there are any."""
+    return "ema" if prepared.ema else "current"
 
 
 def _watched(prepared):
@@ -172,11 +188,21 @@ def _timing(seconds, clock):
 
 def _evaluate(prepared, directory, done, progress):
     """Score the held-out prompts with the weights that are saved: the averaged ones if there are any."""
-    policy, settings, processes = prepared.policy, prepared.evaluation(), prepared.processes
+    policy, settings, processes = (
+        prepared.policy,
+        evaluation_settings(prepared.run, prepared.recipe),
+        prepared.processes,
+    )
     before = policy.forwards
-    with policy.at("ema" if prepared.ema else "current"):
+    with policy.at(_evaluated(prepared)):
         log, pictures = evaluate(
-            policy, prepared.test, prepared.score, settings, processes.ranks(), main=prepared.trained_test
+            policy,
+            prepared.test,
+            prepared.score,
+            settings,
+            processes.ranks(),
+            main=prepared.trained_test,
+            pictures=prepared.run.evaluation.pictures,
         )
         if processes.main:
             files.replace_folder(directory / policy.folder, policy.save)
@@ -185,7 +211,7 @@ def _evaluate(prepared, directory, done, progress):
         _picture(prepared, pictures, directory / "samples" / f"{done:06d}.png")
     means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}
     weights = "averaged weights" if prepared.ema else "current weights"
-    size = tuple(pictures.shape[-2:])
+    size = (policy.shape[1] * policy.pipe.vae_scale_factor,) * 2
     progress.say(
         f"evaluation after {done} updates: "
         + "  ".join(f"{k} {v:.4f}" for k, v in means.items())
@@ -196,9 +222,8 @@ def _evaluate(prepared, directory, done, progress):
 
 
 def _picture(prepared, pictures: Tensor, path: Path):
-    shown = pictures[: prepared.run.evaluation.pictures]
-    scale = max(96 // shown.shape[-1], 1)
-    media.save_png(media.picture_grid(shown, columns=8, scale=scale), path)
+    scale = max(96 // pictures.shape[-1], 1)
+    media.save_png(media.picture_grid(pictures, columns=8, scale=scale), path)
 
 
 def _finish(prepared, directory, progress, first, last):

@@ -1,16 +1,15 @@
 """A policy without learning: count, evaluate, draw."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from flowrl import plan as plans
 from flowrl.run import files
 from flowrl.run.config import load, resolve
-from flowrl.run.evaluation import Settings
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
-from flowrl.run.prepare import load_policy, load_rewards, make_score, pick_device, read_prompts
+from flowrl.run.prepare import evaluation_settings, load_policy, load_rewards, make_score, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3
@@ -18,24 +17,16 @@ from flowrl.visual.policy import Example, Policy
 from rewards import media
 from samplers import schedules
 
-COUNTED = (
-    "leaves",
-    "states",
-    "states_stored",
-    "edges",
-    "rollout_calls",
-    "train_edges",
-    "train_calls",
-    "forwards",
-    "backwards",
-)
-
 
 def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     """{quantity: {"per_prompt", "per_update", "total"}}; total is over all updates, without evaluation."""
     run = load(file, overrides)
     recipe = run.build_recipe()
-    counts = asdict(plans.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed))
+    grid = schedules.linear(recipe.rollout.steps)
+    plans.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
+    train, test, _, _ = read_prompts(run)
+    load_rewards(run, {}, train + test, pick_device(run.model.device))
+    counts = asdict(plans.count(recipe, grid, seed=run.seed))
     prompts, updates = run.budget.prompts_per_update, run.budget.updates
     table = {
         name: {
@@ -43,7 +34,7 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
             "per_update": counts[name] * prompts,
             "total": counts[name] * prompts * updates,
         }
-        for name in COUNTED
+        for name in counts
     }
     lora = (run.model.lora or Lora()) if run.model.train == "lora" else None
     targets = (lora.targets or sd3.TARGETS) if lora else ()
@@ -53,14 +44,19 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     return table
 
 
-def evaluate(file: str, overrides: Sequence[str], weights: Path | None) -> dict[str, float]:
-    """Scores of the held-out prompts of a run file."""
+def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Callable[[], dict[str, float]]:
+    """Prepare to score the held-out prompts of a run file; the function returned does it."""
     run = load(file, overrides)
     train, test, main, _ = read_prompts(run)
-    score = make_score(load_rewards(run, {}, train + test))
+    scorers = load_rewards(run, {}, train + test, pick_device(run.model.device))
+    score = make_score(scorers, train + test)
     processes, policy = _policy(run, weights)
-    log, _ = score_prompts(policy, test, score, _settings(run), processes.ranks(), main=main)
-    return log
+    settings = evaluation_settings(run, run.build_recipe())
+
+    def run_it():
+        return score_prompts(policy, test, score, settings, processes.ranks(), main=main, pictures=0)[0]
+
+    return run_it
 
 
 def sample(file: str, overrides: Sequence[str], prompts: Sequence[str], weights: Path | None, to: Path) -> str:
@@ -69,8 +65,9 @@ def sample(file: str, overrides: Sequence[str], prompts: Sequence[str], weights:
     files.check_output(to)
     examples = [Example(p) for p in prompts] or read_prompts(run)[1][: run.evaluation.pictures]
     _, policy = _policy(run, weights)
-    pictures = draw(policy, examples, _settings(run))
+    pictures = draw(policy, examples, evaluation_settings(run, run.build_recipe()))
     columns = run.evaluation.samples if run.evaluation.samples > 1 else min(8, len(pictures))
+    to.absolute().parent.mkdir(parents=True, exist_ok=True)
     media.save_png(media.picture_grid(pictures, columns=columns, scale=max(96 // pictures.shape[-1], 1)), to)
     return f"{len(pictures)} pictures of {len(examples)} prompts in {to}"
 
@@ -81,14 +78,3 @@ def _policy(run: Run, weights: Path | None) -> tuple[Processes, Policy]:
     if weights is not None:
         policy.load(weights)
     return processes, policy
-
-
-def _settings(run: Run) -> Settings:
-    recipe, chosen = run.build_recipe(), run.evaluation
-    return Settings(
-        steps=chosen.steps or recipe.rollout.steps,
-        guidance=chosen.guidance or recipe.rollout.guidance,
-        samples=chosen.samples,
-        seed=chosen.seed,
-        batch_size=run.budget.batch_size,
-    )

@@ -43,7 +43,8 @@ def _quantities(policy, rows, computed, kernel, density, sigmas):
     prompt = rows["prompt"].repeat_interleave(shape[1])
     first, which = first.to(latents.device), which.to(latents.device)
     velocity = policy.velocity(latents[first], sigma[first], prompt[first])[which]
-    known = {"latents": latents, "velocity": velocity, "sigma": sigma, "sigma_next": sigma_next, "sigmas": sigmas}
+    known = {"latents": latents, "velocity": velocity, "sigma": sigma, "sigma_next": sigma_next}
+    known |= {"sigmas": sigmas, "step": rows["step"].flatten(), "steps": len(sigmas) - 1}
     mean, std = kernel(**known)
     out = {"velocity": velocity, "mean": mean, "std": std}
     if "log_prob" in computed:

@@ -83,6 +83,11 @@ class Snapshots:
             finally:
                 self._swap(name)
 
+    def adopt(self, name: str) -> None:
+        """Make the snapshot `name` the current weights, for good."""
+        if name != "current":
+            self._swap(name)
+
     def _swap(self, name):
         kept = self._kept[name]
         for i, parameter in enumerate(self._parameters):

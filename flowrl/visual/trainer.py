@@ -14,7 +14,6 @@ from flowrl.visual.evaluate import evaluate
 from flowrl.visual.policy import Example, Policy
 from rewards.table import RewardTable
 from samplers import RolloutTree, rollout
-from samplers.kernels import bind
 
 Score = Callable[[Tensor, Sequence[Example], Tensor], RewardTable]  # images, example of each, group of each
 
@@ -53,9 +52,10 @@ def update(
     ranks = ranks or Ranks()
     first, mine = ranks.share(examples)
     named = {"seed": seed, "iteration": iteration}
+    before = policy.forwards
     tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size)
-    images = policy.decode(tree.leaves())
-    table = score(images, [mine[g - first] for g in tree.group.tolist()], tree.group)
+    rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
+    table = score(policy.decode(tree.leaves()), [mine[g - first] for g in tree.group.tolist()], tree.group)
     advantage, weight, log = _assign(recipe, tree, noisy, table, ranks, **named)
 
     points = recipe.points(tree=tree, advantage=advantage, weight=weight)
@@ -63,6 +63,7 @@ def update(
         points = points.where(points.columns["advantage"][:, 0] != 0)
     watch = _Deviation()
     log |= train_step(recipe, points, watch(policy, recipe, tree.sigmas), learner)
+    log |= {"rollout_calls": rollout_calls, "train_calls": points.calls}
     return log | {"ratio/deviation": watch.worst}
 
 
@@ -82,15 +83,15 @@ def roll_out(
     group = first_group + torch.arange(len(examples)).repeat_interleave(plan.roots)
     members = [(g, m) for g in range(first_group, first_group + len(examples)) for m in range(plan.roots)]
     noise = [policy.noise(1, randomness.generator(seed, iteration, "initial noise", *m)) for m in members]
+    policy.guidance = plan.guidance  # before the prompts: with guidance their negatives are encoded too
     prompt = policy.encode(examples).repeat_interleave(plan.roots)
     sigmas = policy.sigmas(plan.steps)
-    policy.guidance = plan.guidance
     tree = rollout(
         policy.velocity,
         torch.cat(noise),
         prompt,
         sigmas,
-        bind(plan.kernel.bound, sigmas=sigmas),
+        plan.kernel.bound,
         noisy=noisy,
         forks=plan.forks,
         density=plan.density.bound,
@@ -111,7 +112,7 @@ def noisy_steps(recipe: Recipe, seed: int, iteration: int) -> tuple[int, ...]:
 def _assign(recipe, tree, noisy, table, ranks, seed, iteration):
     """Advantage and weight of this rank's leaves, computed on the table of all ranks."""
     edges = ranks.gather(torch.tensor([len(tree.source)]))
-    edge = ranks.gather(tree.edge + int(edges[: ranks.index].sum()))
+    edge = ranks.gather(torch.where(tree.edge >= 0, tree.edge + int(edges[: ranks.index].sum()), -1))
     reward, valid, group = (ranks.gather(x) for x in (table.value, table.valid, table.group))
     drawn = torch.zeros(edge.shape, dtype=reward.dtype).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0)
     advantage, weight, log = assign(
@@ -127,7 +128,7 @@ def _assign(recipe, tree, noisy, table, ranks, seed, iteration):
         iteration=iteration,
         generator=randomness.generator(seed, iteration, "select"),
     )
-    for name, column in zip(table.names, reward.T, strict=True):
+    for name, column in zip(table.names, reward.T if valid.any() else (), strict=bool(valid.any())):
         log[f"reward/{name}"] = float(column[valid].mean())
         log[f"reward_std/{name}"] = float(column[valid].std(unbiased=False))
     counts = ranks.gather(torch.tensor([len(tree.edge)]))

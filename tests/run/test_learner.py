@@ -59,6 +59,18 @@ def test_one_bad_gradient_entry_changes_nothing_and_is_named(poison):
     assert log["param_delta_norm"] > 0 and "skipped_nonfinite" not in log and not same(before, state(learner))
 
 
+def test_five_updates_in_a_row_without_a_finite_gradient_stop_the_run():
+    """D9: a finite one in between starts the count anew."""
+    model = net()
+    learner = learner_of(model)
+    for scale in [math.nan] * 4 + [1.0] + [math.nan] * 4:
+        backward(learner, model, scale=scale)
+        learner.step()
+    backward(learner, model, scale=math.nan)
+    with pytest.raises(RuntimeError, match="5 updates in a row without a finite gradient, first in"):
+        learner.step()
+
+
 def test_a_bad_first_gradient_leaves_no_moments_behind():
     model = net()
     learner = learner_of(model)

@@ -219,6 +219,18 @@ def test_a_fork_without_children_and_a_missing_generator_are_refused():
         rollout(Spy(), torch.zeros(2, 3), torch.arange(2), sigmas, DANCE, noisy=(0,), generators=[])
 
 
+def test_a_kernel_may_ask_for_its_step_and_the_number_of_steps():
+    """Noise that grows with depth: std = (step + 1) / steps, read back from the log-prob of each edge."""
+
+    def by_depth(latents, velocity, sigma, sigma_next, step, steps):
+        return latents, torch.full_like(sigma, 1.0) * (step + 1) / steps
+
+    tree = roll(kernel=by_depth, steps=4, noisy=(0, 1, 2), dims=(400,))
+    for step, std in ((0, 0.25), (1, 0.5), (2, 0.75)):
+        moved = tree.states[tree.target[tree.edge[:, step]]] - tree.states[tree.source[tree.edge[:, step]]]
+        assert moved.std().item() == pytest.approx(std, rel=0.1)
+
+
 @pytest.mark.parametrize("kernel", [kernels.flow_sde, kernels.dance_sde, kernels.cps])
 def test_every_trained_log_prob_is_finite_on_ten_steps(kernel):
     """C26, C28: first and last noisy step included."""

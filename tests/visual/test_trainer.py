@@ -26,8 +26,20 @@ def test_branch_grpo_costs_203_calls_of_rollout_and_187_of_training(toy, loop):
     """One prompt, T = 20, forks at 0, 3, 6 and 9: siblings share the call of the state that they leave."""
     recipe = branch_grpo()
     policy = toy(recipe)
-    loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1])
+    log = loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1])
     assert (policy.forwards, policy.backwards) == (203 + 187, 187)
+    assert (log["rollout_calls"], log["train_calls"]) == (203, 187)
+
+
+def test_the_guidance_is_set_before_the_prompts_are_encoded(toy, loop):
+    """Without guidance no negative prompt is encoded; with it, all are, whatever an evaluation has left behind."""
+    recipe, seen = flow_grpo().but(rollout={"guidance": 4.0}), []
+    policy = toy(recipe)
+    encode = policy.encode
+    policy.encode = lambda examples: seen.append(policy.guidance) or encode(examples)
+    policy.guidance = 1.0
+    roll_out(policy, recipe, loop.examples, seed=0, iteration=0)
+    assert seen == [4.0]
 
 
 def test_a_recipe_without_a_penalty_makes_no_reference_pass(toy, loop):

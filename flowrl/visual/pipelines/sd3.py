@@ -23,6 +23,7 @@ from flowrl.visual.policy import Example, Snapshots
 ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 TARGETS = (*ATTENTION, "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")  # Flow-GRPO's
 GRIDS = ("pipeline", "linear")
+CACHE_BYTES = 2**32  # of encoded texts in host memory; about 2,500 prompts of SD3 with 128 T5 tokens
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,14 @@ class SD3Policy:
             )
         if grid not in GRIDS:
             raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
+        if pipe.get_list_adapters():
+            raise ValueError(
+                f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
+                "and pipe.unload_lora_weights(), or load the base alone."
+            )
         self.pipe, self.grid, self.batch_size = pipe, grid, batch_size
         self.max_sequence_length = max_sequence_length
-        self.dtype = pipe.transformer.dtype
+        self.dtype, self._vae_dtype = pipe.transformer.dtype, pipe.vae.dtype
         self.guidance = 1.0
         self.forwards = self.backwards = 0
         side = size or pipe.default_sample_size * pipe.vae_scale_factor
@@ -75,6 +81,7 @@ class SD3Policy:
         if side % patch or side > largest:
             raise ValueError(f"model.size = {side}: accepted are multiples of {patch} up to {largest}.")
         self.shape = (pipe.transformer.config.in_channels, *[side // pipe.vae_scale_factor] * 2)
+        self._training = pipe.transformer.training
         for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
             if module is not None:
                 module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
@@ -104,6 +111,7 @@ class SD3Policy:
         guided = self.guidance > 1
         pairs = [(e.prompt, e.negative_prompt) for e in examples]
         wanted = [text for pair in pairs for text in pair[: 2 if guided else 1]]
+        self._forget_texts(set(wanted))
         self._encode_texts([text for text in dict.fromkeys(wanted) if text not in self._texts])
         ids = [self._ids.setdefault(pair, len(self._ids)) for pair in pairs]
         active = dict(zip(ids, pairs, strict=True))
@@ -112,6 +120,12 @@ class SD3Policy:
         self._prompts = self._stack([prompt for prompt, _ in active.values()])
         self._negatives = self._stack([negative for _, negative in active.values()]) if guided else None
         return torch.tensor(ids)
+
+    def _forget_texts(self, wanted):
+        """Keep the cache within CACHE_BYTES: beyond that, only what is wanted now stays."""
+        size = sum(e.tokens.nbytes + e.pooled.nbytes for e in self._texts.values())
+        if size > CACHE_BYTES:
+            self._texts = {text: e for text, e in self._texts.items() if text in wanted}
 
     @torch.no_grad()
     def _encode_texts(self, texts):
@@ -209,14 +223,22 @@ class SD3Policy:
         config, pictures = self.pipe.vae.config, []
         for chunk in latents.split(self.batch_size):
             raw = self.pipe.vae.decode(chunk / config.scaling_factor + config.shift_factor, return_dict=False)[0]
-            pictures.append((raw.float() / 2 + 0.5).clamp(0, 1))
-        return (torch.cat(pictures) * 255).round() / 255
+            pictures.append(((raw.float() / 2 + 0.5).clamp(0, 1) * 255).round() / 255)
+        return torch.cat(pictures)
 
     def snapshot(self, name: str, rule: Snapshot, update: int) -> None:
         self._snapshots.refresh(name, rule, update)
 
     def at(self, name: str):
         return self._snapshots.at(name)
+
+    def finish(self, name: str) -> None:
+        """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own dtypes and mode."""
+        self._snapshots.adopt(name)
+        self.pipe.vae.to(self._vae_dtype)
+        if not self.rank:
+            self.pipe.transformer.to(self.dtype)
+        self.pipe.transformer.train(self._training)
 
     @property
     def folder(self) -> str:
