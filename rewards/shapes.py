@@ -8,6 +8,7 @@ Clauses are described in `rewards.shapes_world`.
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -213,13 +214,8 @@ def _colors(images: Tensor) -> Tensor:
 def _templates(kind: str) -> tuple[Float[Tensor, "KT 4"], Float[Tensor, "KT F"]]:
     """Boxes and fields, class by class: shapes at several sizes and subpixel places, digits at both scales."""
     if kind == "shape":
-        pictures = [
-            shape_mask(shape, x, y, radius)
-            for shape in SHAPES
-            for radius in TEMPLATE_RADII
-            for x in TEMPLATE_PLACES
-            for y in TEMPLATE_PLACES
-        ]
+        choices = product(SHAPES, TEMPLATE_RADII, TEMPLATE_PLACES, TEMPLATE_PLACES)
+        pictures = [shape_mask(shape, x, y, radius) for shape, radius, x, y in choices]
     else:
         glyphs = [glyph_mask(digit, scale) for digit in GLYPHS for scale in DIGIT_SCALE.values()]
         pictures = [np.pad(glyph, [(0, SIZE - side) for side in glyph.shape]) for glyph in glyphs]

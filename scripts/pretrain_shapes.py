@@ -43,11 +43,11 @@ from torch.nn.functional import l1_loss, mse_loss
 PROCESSES = 2
 ENCODING_BATCH = 250
 
-LATENT_NOISE = 0.08              # of the latents' own spread, so that the decoder forgives small errors
+LATENT_NOISE = 0.08  # of the latents' own spread, so that the decoder forgives small errors
 LATENT_DECAY = 1e-3
 CAPTION_DROPOUT = 0.1
-ZERO_TOKEN_SHARE = 0.25          # of the rows; the others see no zero token
-MAX_ZERO_TOKENS = 256            # diffusers' default max_sequence_length
+ZERO_TOKEN_SHARE = 0.25  # of the rows; the others see no zero token
+MAX_ZERO_TOKENS = 256  # diffusers' default max_sequence_length
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,49 @@ class Plan:
 
     seed: int = 0
     pictures: int = 72_000
-    autoencoder: Stage = field(default_factory=lambda: Stage(
-        "autoencoder", steps=2500, batch=32, rate=3e-3, warmup=50, decay=1250, betas=(0.9, 0.99), average=0.995,
-        save_every=250))
-    flow: Stage = field(default_factory=lambda: Stage(
-        "flow", steps=4000, batch=64, rate=1.2e-3, warmup=100, decay=1500, betas=(0.9, 0.98), average=0.9985,
-        save_every=250))
-    per_kind: int = 120          # pictures of each kind in one row of the evaluation
+    autoencoder: Stage = field(
+        default_factory=lambda: Stage(
+            "autoencoder",
+            steps=2500,
+            batch=32,
+            rate=3e-3,
+            warmup=50,
+            decay=1250,
+            betas=(0.9, 0.99),
+            average=0.995,
+            save_every=250,
+        )
+    )
+    flow: Stage = field(
+        default_factory=lambda: Stage(
+            "flow",
+            steps=4000,
+            batch=64,
+            rate=1.2e-3,
+            warmup=100,
+            decay=1500,
+            betas=(0.9, 0.98),
+            average=0.9985,
+            save_every=250,
+        )
+    )
+    per_kind: int = 120  # pictures of each kind in one row of the evaluation
 
 
 def tiny(plan: Plan) -> Plan:
     """The same path in seconds; learns nothing."""
     return replace(
-        plan, pictures=64, per_kind=2,
+        plan,
+        pictures=64,
+        per_kind=2,
         autoencoder=replace(plan.autoencoder, steps=4, batch=4, warmup=2, decay=2, save_every=2),
-        flow=replace(plan.flow, steps=6, batch=4, warmup=2, decay=2, save_every=2))
+        flow=replace(plan.flow, steps=6, batch=4, warmup=2, decay=2, save_every=2),
+    )
 
 
 def autoencoder_loss(autoencoder: AutoencoderTiny, pictures: Tensor):
     """Reconstruction through slightly noisy latents, kept small."""
+
     def loss(rng: torch.Generator, rows: int) -> Tensor:
         picture = to_signed(pictures[torch.randint(len(pictures), (rows,), generator=rng)])
         latents = autoencoder.encoder(picture)
@@ -82,11 +106,13 @@ def autoencoder_loss(autoencoder: AutoencoderTiny, pictures: Tensor):
         decoded = autoencoder.decoder(latents + noise)
         error = l1_loss(decoded, picture) + 2 * mse_loss(decoded, picture)
         return error + LATENT_DECAY * latents.square().mean()
+
     return loss
 
 
 def flow_loss(network: TextToVelocity, latents: Tensor, ids: Tensor, no_caption: Tensor):
     """Rectified flow with logit-normal sigma: the network predicts noise - data."""
+
     def loss(rng: torch.Generator, rows: int) -> Tensor:
         choice = torch.randint(len(latents), (rows,), generator=rng)
         dropped = torch.rand(rows, 1, generator=rng) < CAPTION_DROPOUT
@@ -95,6 +121,7 @@ def flow_loss(network: TextToVelocity, latents: Tensor, ids: Tensor, no_caption:
         sigma = torch.randn(rows, generator=rng).sigmoid()
         noisy = torch.lerp(data, noise, sigma.view(-1, 1, 1, 1))
         return mse_loss(network(noisy, sigma, caption, draw_zero_tokens(rng, rows)), noise - data)
+
     return loss
 
 
@@ -145,15 +172,21 @@ def read_shares(work: Path, name: str) -> dict[str, Tensor]:
 
 def pretrain(plan: Plan, work: Path, out: Path) -> None:
     """Every stage, on this rank of an initialised process group; done stages are read from `work`."""
-    torch.manual_seed(plan.seed)                 # diffusers and transformers initialise from the global generator
+    torch.manual_seed(plan.seed)  # diffusers and transformers initialise from the global generator
     data = make_pictures(plan, work)
     autoencoder = build_autoencoder()
-    train(autoencoder, autoencoder_loss(autoencoder, data["pictures"]), plan.autoencoder, plan.seed,
-          work / "autoencoder.safetensors")
+    train(
+        autoencoder,
+        autoencoder_loss(autoencoder, data["pictures"]),
+        plan.autoencoder,
+        plan.seed,
+        work / "autoencoder.safetensors",
+    )
     latents = make_latents(autoencoder, data["pictures"], work)
     network, no_caption = TextToVelocity(), token_ids(build_tokenizer(), [""])
-    train(network, flow_loss(network, latents, data["ids"], no_caption), plan.flow, plan.seed,
-          work / "flow.safetensors")
+    train(
+        network, flow_loss(network, latents, data["ids"], no_caption), plan.flow, plan.seed, work / "flow.safetensors"
+    )
 
     if dist.get_rank() == 0:
         out.mkdir(parents=True, exist_ok=True)
@@ -173,7 +206,7 @@ def pretrain(plan: Plan, work: Path, out: Path) -> None:
 def evaluate_sides(plan: Plan, work: Path, out: Path) -> dict[str, dict]:
     """The saved pipeline, read back, on the prompts of both sides; each rank takes its share of the sides."""
     sides = ("test", "train")
-    for side in sides[dist.get_rank()::dist.get_world_size()]:
+    for side in sides[dist.get_rank() :: dist.get_world_size()]:
         marks = evaluate(out, load_pipeline(str(out)), side, plan.per_kind, plan.seed)
         (work / f"scores_{side}.json").write_text(json.dumps(marks))
     dist.barrier()
@@ -183,15 +216,33 @@ def evaluate_sides(plan: Plan, work: Path, out: Path) -> dict[str, dict]:
 def write_card(plan: Plan, out: Path, results: dict[str, dict], spent: dict[str, float]) -> None:
     """README.md of the pipeline folder: what it is, how well it does, how it was made."""
     pipeline, total = load_pipeline(str(out)), plan.per_kind * 5
-    millions = {name: sum(p.numel() for p in part.parameters()) / 1e6 for name, part in (
-        ("transformer", pipeline.transformer), ("text_encoder", pipeline.text_encoder), ("autoencoder", pipeline.vae))}
+    millions = {
+        name: sum(p.numel() for p in part.parameters()) / 1e6
+        for name, part in (
+            ("transformer", pipeline.transformer),
+            ("text_encoder", pipeline.text_encoder),
+            ("autoencoder", pipeline.vae),
+        )
+    }
     prompts = {side: len((out / f"{side}.jsonl").read_text().splitlines()) for side in ("train", "test")}
-    (out / "README.md").write_text(CARD.format(
-        **millions, **prompts, table=table_of(results), per_kind=plan.per_kind, total=total,
-        error=0.5 / total**0.5, kind_error=0.5 / plan.per_kind**0.5, seed=plan.seed, pictures=plan.pictures,
-        steps=plan.flow.steps, batch=plan.flow.batch, autoencoder_steps=plan.autoencoder.steps,
-        autoencoder_batch=plan.autoencoder.batch,
-        seconds=", ".join(f"{name} {value:.0f}" for name, value in spent.items())))
+    (out / "README.md").write_text(
+        CARD.format(
+            **millions,
+            **prompts,
+            table=table_of(results),
+            per_kind=plan.per_kind,
+            total=total,
+            error=0.5 / total**0.5,
+            kind_error=0.5 / plan.per_kind**0.5,
+            seed=plan.seed,
+            pictures=plan.pictures,
+            steps=plan.flow.steps,
+            batch=plan.flow.batch,
+            autoencoder_steps=plan.autoencoder.steps,
+            autoencoder_batch=plan.autoencoder.batch,
+            seconds=", ".join(f"{name} {value:.0f}" for name, value in spent.items()),
+        )
+    )
 
 
 def work_process(rank: int, processes: int, rendezvous: str, plan: Plan, work: Path, out: Path) -> None:
@@ -229,7 +280,8 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            work_process, (PROCESSES, f"{folder}/rendezvous", plan, given.work, given.out), nprocs=PROCESSES)
+            work_process, (PROCESSES, f"{folder}/rendezvous", plan, given.work, given.out), nprocs=PROCESSES
+        )
 
 
 if __name__ == "__main__":

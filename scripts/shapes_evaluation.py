@@ -13,7 +13,7 @@ from torch import Tensor
 from rewards import shapes
 from rewards.shapes_world import KINDS
 
-BATCH = 40                       # pictures per call of the pipeline
+BATCH = 40  # pictures per call of the pipeline
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Setting:
     name: str
     steps: int = 10
     guidance: float = 1.0
-    zero_tokens: int = 0         # max_sequence_length
+    zero_tokens: int = 0  # max_sequence_length
 
 
 SETTINGS = (
@@ -35,17 +35,27 @@ SETTINGS = (
 
 
 def generate(
-    pipeline: StableDiffusion3Pipeline, prompts: list[str], setting: Setting, seed: int,
+    pipeline: StableDiffusion3Pipeline,
+    prompts: list[str],
+    setting: Setting,
+    seed: int,
 ) -> Float[Tensor, "N 3 32 32"]:
     """One picture per prompt, in [0, 1]; picture i of a seed starts from the same noise in every setting."""
     noise = torch.Generator().manual_seed(seed)
     sigmas = np.linspace(1, 1 / setting.steps, setting.steps)
     pictures = []
     for start in range(0, len(prompts), BATCH):
-        pictures.append(pipeline(
-            prompts[start:start + BATCH], sigmas=sigmas, num_inference_steps=setting.steps,
-            guidance_scale=setting.guidance, max_sequence_length=setting.zero_tokens,
-            generator=noise, output_type="pt").images)
+        pictures.append(
+            pipeline(
+                prompts[start : start + BATCH],
+                sigmas=sigmas,
+                num_inference_steps=setting.steps,
+                guidance_scale=setting.guidance,
+                max_sequence_length=setting.zero_tokens,
+                generator=noise,
+                output_type="pt",
+            ).images
+        )
     return torch.cat(pictures)
 
 
@@ -69,7 +79,8 @@ def evaluate(folder: Path, pipeline: StableDiffusion3Pipeline, side: str, per_ki
         marks = score(pictures, [line["include"] for line in lines])
         by_kind = {name: mark.view(len(KINDS), per_kind).mean(1).tolist() for name, mark in marks.items()}
         table[setting.name] = {
-            kind: {name: values[i] for name, values in by_kind.items()} for i, kind in enumerate(KINDS)}
+            kind: {name: values[i] for name, values in by_kind.items()} for i, kind in enumerate(KINDS)
+        }
         table[setting.name]["all"] = {name: sum(values) / len(KINDS) for name, values in by_kind.items()}
     return table
 

@@ -24,11 +24,11 @@ from rewards.shapes_world import COLORS, COUNTS, GLYPHS, PLURALS, RELATIONS, SHA
 
 SPECIAL = ("<bos>", "<eos>", "<unk>")
 GRAMMAR = ("a", "an", "and", "the", "number", "in")
-MAX_TOKENS = 10                              # the longest prompt, "a red circle left of a red square", with both ends
-TEXT_WIDTH = 64                              # of each of the two text encoders
-WIDTH, HEADS, LAYERS = 128, 4, 6             # of the transformer
+MAX_TOKENS = 10  # the longest prompt, "a red circle left of a red square", with both ends
+TEXT_WIDTH = 64  # of each of the two text encoders
+WIDTH, HEADS, LAYERS = 128, 4, 6  # of the transformer
 LATENT_CHANNELS, LATENT_SIZE, PATCH = 4, 8, 2
-AUTOENCODER_CHANNELS = (24, 24, 24)          # AutoencoderTiny keeps the channels within a level equal
+AUTOENCODER_CHANNELS = (24, 24, 24)  # AutoencoderTiny keeps the channels within a level equal
 
 
 def vocabulary() -> list[str]:
@@ -43,12 +43,20 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)])
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>", special_tokens=[(word, ids[word]) for word in ("<bos>", "<eos>")])
+        single="<bos> $A <eos>", special_tokens=[(word, ids[word]) for word in ("<bos>", "<eos>")]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<eos>",
-        model_max_length=MAX_TOKENS, padding_side="right")
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        pad_token="<eos>",
+        model_max_length=MAX_TOKENS,
+        padding_side="right",
+    )
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> Int[Tensor, "N L"]:
@@ -59,26 +67,50 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> Int[Ten
 
 def build_text_encoder() -> CLIPTextModelWithProjection:
     """Two layers; CLIP pools at the first <eos>, which the config must name."""
-    return CLIPTextModelWithProjection(CLIPTextConfig(
-        vocab_size=len(vocabulary()), hidden_size=TEXT_WIDTH, intermediate_size=4 * TEXT_WIDTH,
-        projection_dim=TEXT_WIDTH, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=MAX_TOKENS,
-        hidden_act="gelu", bos_token_id=0, eos_token_id=1, pad_token_id=1))
+    return CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            vocab_size=len(vocabulary()),
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=4 * TEXT_WIDTH,
+            projection_dim=TEXT_WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=MAX_TOKENS,
+            hidden_act="gelu",
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+    )
 
 
 def build_autoencoder() -> AutoencoderTiny:
     """32x32 pictures in [-1, 1] to 8x8 latents of four channels."""
     return AutoencoderTiny(
-        encoder_block_out_channels=AUTOENCODER_CHANNELS, decoder_block_out_channels=AUTOENCODER_CHANNELS,
-        num_encoder_blocks=(0, 1, 2), num_decoder_blocks=(2, 1, 1), latent_channels=LATENT_CHANNELS)
+        encoder_block_out_channels=AUTOENCODER_CHANNELS,
+        decoder_block_out_channels=AUTOENCODER_CHANNELS,
+        num_encoder_blocks=(0, 1, 2),
+        num_decoder_blocks=(2, 1, 1),
+        latent_channels=LATENT_CHANNELS,
+    )
 
 
 def build_transformer() -> SD3Transformer2DModel:
     """16 latent tokens; about 3.5 million parameters."""
     return SD3Transformer2DModel(
-        sample_size=LATENT_SIZE, patch_size=PATCH, in_channels=LATENT_CHANNELS, out_channels=LATENT_CHANNELS,
-        num_layers=LAYERS, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS,
-        joint_attention_dim=2 * TEXT_WIDTH, caption_projection_dim=WIDTH, pooled_projection_dim=2 * TEXT_WIDTH,
-        pos_embed_max_size=LATENT_SIZE // PATCH, qk_norm="rms_norm")
+        sample_size=LATENT_SIZE,
+        patch_size=PATCH,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        num_layers=LAYERS,
+        attention_head_dim=WIDTH // HEADS,
+        num_attention_heads=HEADS,
+        joint_attention_dim=2 * TEXT_WIDTH,
+        caption_projection_dim=WIDTH,
+        pooled_projection_dim=2 * TEXT_WIDTH,
+        pos_embed_max_size=LATENT_SIZE // PATCH,
+        qk_norm="rms_norm",
+    )
 
 
 class TextToVelocity(nn.Module):
@@ -92,7 +124,10 @@ class TextToVelocity(nn.Module):
         self.transformer.set_attn_processor(ZeroTokenProcessor())
 
     def forward(
-        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], ids: Int[Tensor, "B L"],
+        self,
+        latents: Float[Tensor, "B C H W"],
+        sigma: Float[Tensor, " B"],
+        ids: Int[Tensor, "B L"],
         num_zero_tokens: Float[Tensor, " B"],
     ) -> Float[Tensor, "B C H W"]:
         """Velocity noise - data at noise level sigma in [0, 1], as with num_zero_tokens zeros after the text."""
@@ -136,11 +171,16 @@ def build_pipeline(network: TextToVelocity, autoencoder: AutoencoderTiny) -> Sta
     transformer.load_state_dict(network.transformer.state_dict())
     tokenizer = build_tokenizer()
     return StableDiffusion3Pipeline(
-        transformer=transformer, vae=autoencoder,
+        transformer=transformer,
+        vae=autoencoder,
         scheduler=FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0),
-        text_encoder=network.text_encoder, tokenizer=tokenizer,
-        text_encoder_2=network.text_encoder_2, tokenizer_2=tokenizer,
-        text_encoder_3=None, tokenizer_3=None)
+        text_encoder=network.text_encoder,
+        tokenizer=tokenizer,
+        text_encoder_2=network.text_encoder_2,
+        tokenizer_2=tokenizer,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
 
 
 def save_pipeline(pipeline: StableDiffusion3Pipeline, folder: Path) -> None:
@@ -153,6 +193,7 @@ def save_pipeline(pipeline: StableDiffusion3Pipeline, folder: Path) -> None:
 def load_pipeline(folder: str) -> StableDiffusion3Pipeline:
     """The saved pipeline in fp32; diffusers wants the missing T5 named."""
     pipeline = StableDiffusion3Pipeline.from_pretrained(
-        folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
+        folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

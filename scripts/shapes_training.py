@@ -25,12 +25,12 @@ class Stage:
     name: str
     steps: int
     batch: int
-    rate: float                  # learning rate after warm-up
-    warmup: int                  # steps
-    decay: int                   # steps at the end in which the rate falls to a hundredth
+    rate: float  # learning rate after warm-up
+    warmup: int  # steps
+    decay: int  # steps at the end in which the rate falls to a hundredth
     betas: tuple[float, float]
-    average: float               # decay per step of the averaged weights
-    save_every: int              # steps
+    average: float  # decay per step of the averaged weights
+    save_every: int  # steps
 
     def rate_at(self, step: int) -> float:
         """Linear warm-up, constant, linear decay."""
@@ -57,7 +57,8 @@ class FlatModule:
         self.optimizer.state[self.weights] = {
             "step": torch.zeros(()),
             "exp_avg": torch.zeros_like(self.weights),
-            "exp_avg_sq": torch.zeros_like(self.weights)}
+            "exp_avg_sq": torch.zeros_like(self.weights),
+        }
         start = 0
         for p in parameters:
             end = start + p.numel()
@@ -90,7 +91,11 @@ class FlatModule:
 
 
 def train(
-    module: nn.Module, loss: Callable[[torch.Generator, int], Tensor], stage: Stage, seed: int, checkpoint: Path,
+    module: nn.Module,
+    loss: Callable[[torch.Generator, int], Tensor],
+    stage: Stage,
+    seed: int,
+    checkpoint: Path,
 ) -> None:
     """Train `module` in place and leave it with averaged weights.
 
@@ -101,7 +106,7 @@ def train(
     if stage.batch % ranks:
         raise ValueError(f"batch: {stage.batch} given, a multiple of the {ranks} processes accepted")
     first, before = load_checkpoint(checkpoint, flat.tensors()) if checkpoint.exists() else (0, 0.0)
-    dist.barrier()                                       # nobody writes the checkpoint while another reads it
+    dist.barrier()  # nobody writes the checkpoint while another reads it
     began, recent = time.monotonic(), []
     for step in range(first, stage.steps):
         value = loss(generator(seed, stage.name, step, rank), stage.batch // ranks)
