@@ -31,9 +31,11 @@ def align(
     """
     settings, functions = _rewards(rewards)
     loaded = not isinstance(model, str | Path)
-    texts = () if isinstance(prompts, str | Path) else [" ".join(prompt.split("\n")) for prompt in prompts]
+    texts = () if isinstance(prompts, str | Path) else list(prompts)
+    if not isinstance(prompts, str | Path) and not (texts and all(isinstance(text, str) for text in texts)):
+        raise ValueError("prompts: expected a prompt file, or a list of at least one text.")
     own = recipe if isinstance(recipe, Recipe) else None
-    file = Path(output) / "prompts.txt" if texts else prompts
+    file = Path(output) / "prompts.jsonl" if texts else prompts
     given = {**sections, "rewards": settings, "recipe": "own" if own else recipe, "output": str(output)}
     given["model"] = {**given.pop("model_settings", {}), "path": type(model).__name__ if loaded else str(model)}
     given["budget"] = {**given.get("budget", {}), "updates": updates}

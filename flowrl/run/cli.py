@@ -145,7 +145,7 @@ def _say(error):
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `flowrl` and of scripts/train.py."""
-    sys.path.insert(0, "")  # so that my_file:my_function finds a file in the working directory
+    sys.path.append("")  # my_file:my_function finds a file in the working directory, and no such file shadows a package
     _before(lambda: app(arguments))
 
 

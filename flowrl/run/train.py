@@ -1,5 +1,6 @@
 """A run from the first evaluation to the last."""
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,8 @@ def _start(prepared, directory):
     directory.mkdir(parents=True)
     (directory / "samples").mkdir()
     if prepared.texts:
-        Path(prepared.run.data.train).write_text("\n".join(prepared.texts) + "\n", encoding="utf-8")
+        lines = [json.dumps({"prompt": text}) + "\n" for text in prepared.texts]
+        Path(prepared.run.data.train).write_text("".join(lines), encoding="utf-8")
     (directory / "run.yaml").write_text(config.dump(prepared.run), encoding="utf-8")
     sigmas = prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist()
     page = (
@@ -223,7 +225,7 @@ def _evaluate(prepared, directory, done, progress):
 
 def _picture(prepared, pictures: Tensor, path: Path):
     scale = max(96 // pictures.shape[-1], 1)
-    media.save_png(media.picture_grid(pictures, columns=8, scale=scale), path)
+    media.save_png(media.picture_grid(pictures, columns=6, scale=scale), path)
 
 
 def _finish(prepared, directory, progress, first, last):
