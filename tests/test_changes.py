@@ -1,6 +1,5 @@
 """Changes to a recipe by name."""
 
-
 import pytest
 
 from flowrl.changes import MENUS, as_type, changed, imported, menu, part_for

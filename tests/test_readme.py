@@ -50,6 +50,8 @@ def test_every_file_that_the_readme_names_exists():
 
 def test_the_tree_of_the_readme_names_every_module():
     tree = README.split("## The tree")[1]
-    modules = [p for name in ("samplers", "rewards", "flowrl") for p in (ROOT / name).rglob("*.py") if p.stem != "__init__"]
+    modules = [
+        p for name in ("samplers", "rewards", "flowrl") for p in (ROOT / name).rglob("*.py") if p.stem != "__init__"
+    ]
     missing = [p.name for p in modules if p.name not in tree and p.stem not in tree]
     assert not missing, missing

@@ -29,10 +29,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="for scripts")]
 def train(run: RunFile, overrides: Overrides = None) -> None:
     """Train a generator as RUN says."""
     from flowrl.run.config import load
+
+    settings = _before(lambda: load(run, overrides or ()))  # a misspelt key is told before diffusers is loaded
+
     from flowrl.run.prepare import prepare
     from flowrl.run.train import train as start
 
-    prepared = _before(lambda: prepare(load(run, overrides or ())))
+    prepared = _before(lambda: prepare(settings))
     _running(lambda: start(prepared))
     prepared.processes.close()
 

@@ -138,6 +138,7 @@ def _watched(prepared):
     clock.watch(prepared.learner, "backward", "network")
     clock.watch(prepared.policy, "decode", "decode")
     clock.watch(prepared.learner, "step", "optimiser")
+    clock.watch(prepared.processes, "gather", "waiting")  # for the slowest process
     return clock
 
 
@@ -173,12 +174,12 @@ def _update(prepared, iteration, clock):
 
 def _over_processes(prepared, log, before):
     """Sums of what is additive (loss terms, rows), the largest deviation; the rest is the same everywhere."""
-    policy, processes, recipe = prepared.policy, prepared.processes, prepared.recipe
-    additive = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
-    terms = [f"objective/{recipe.objective.name}", *(f"penalty/{p.name}" for _, p in recipe.penalties)]
-    additive |= {name: log.get(name, 0.0) for name in terms}  # a process whose advantages are all 0 has none
+    policy, processes = prepared.policy, prepared.processes
+    counts = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
+    counts |= {name: log[name] for name in ("rollout_calls", "train_calls")}
+    additive = counts | {name: x for name, x in log.items() if name.startswith(("objective/", "penalty/"))}
     log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
-    log |= {name: int(log[name]) for name in ("forwards", "backwards")}
+    log |= {name: int(log[name]) for name in counts}
     log["ratio/deviation"] = processes.largest(log["ratio/deviation"])
     return log | {"on_policy": True}
 

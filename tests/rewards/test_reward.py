@@ -39,7 +39,8 @@ def test_a_function_whose_parameters_are_there_can_be_called(function, columns):
         (
             lambda image: 0,
             ["tag"],
-            "reward 'x': parameter 'image' is not available. Did you mean 'images'. Available: images, prompts, group, tag.",
+            "reward 'x': parameter 'image' is not available. Did you mean 'images'"
+            ". Available: images, prompts, group, tag.",
         ),
         (lambda images, includes: 0, ["include"], "parameter 'includes' is not available. Did you mean 'include'"),
         (lambda images, /: 0, [], "parameter 'images' is positional only"),

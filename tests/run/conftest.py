@@ -133,7 +133,7 @@ def quick(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("quick") / "run"
     cut = ["budget.updates=2", "budget.prompts_per_update=3", "seed=5", f"output={folder}"]
-    cut += ["evaluation.prompts=12", "evaluation.others=6", "profile=true"]
+    cut += ["recipe.rollout.roots=6", "evaluation.prompts=12", "evaluation.others=6", "profile=true"]
     with pytest.raises(SystemExit) as stop:
         main(["train", "scripts/configs/quickstart.yaml", *cut])
     assert not stop.value.code

@@ -7,7 +7,7 @@ import torch
 
 from flowrl.run import prepare as module
 from flowrl.run.config import from_dict
-from flowrl.run.prepare import pick_device, pick_dtype, read_prompts
+from flowrl.run.prepare import evaluation_settings, pick_device, pick_dtype, read_prompts
 
 
 def test_a_prepared_run_has_written_nothing(prepared, tmp_path):
@@ -23,10 +23,15 @@ def test_held_out_prompts_are_spread_over_the_file_and_others_come_behind(given,
     assert [e.prompt for e in test] == ["two blue squares", "three red squares", "a green cross"] and main == 2
 
 
-def test_evaluation_takes_the_settings_of_the_rollout_where_it_has_none(prepared):
-    settings = prepared(recipe={"name": "flow_grpo", "rollout.steps": 5, "rollout.guidance": 3}).evaluation()
+def test_evaluation_takes_the_settings_of_the_rollout_where_it_has_none(given):
+
+    def settings_of(**changes):
+        run = from_dict({**given, **changes})
+        return evaluation_settings(run, run.build_recipe())
+
+    settings = settings_of(recipe={"name": "flow_grpo", "rollout.steps": 5, "rollout.guidance": 3})
     assert (settings.steps, settings.guidance, settings.samples) == (5, 3.0, 1)
-    settings = prepared(evaluation={"steps": 7, "guidance": 1, "samples": 2, "seed": 4}).evaluation()
+    settings = settings_of(evaluation={"steps": 7, "guidance": 1, "samples": 2, "seed": 4})
     assert (settings.steps, settings.guidance, settings.samples, settings.seed) == (7, 1.0, 2, 4)
 
 
@@ -90,9 +95,6 @@ def fault(prepared, **changes):
 @pytest.mark.parametrize(
     ("weight", "said"),
     [
-        (1.0, "returned components (strict, soft)"),
-        ({"strict": 1.0}, "component 'soft', which has no weight"),
-        ({"strict": 0.7, "sfot": 0.3}, "component 'sfot', which it did not return. Did you mean 'soft'?"),
         ({"strict": 0.0, "soft": 0.0}, "all weights are zero (shapes_strict, shapes_soft)"),
         ({}, "weight is empty"),
     ],
@@ -108,31 +110,6 @@ def test_a_negative_weight_is_accepted(prepared):
     run = prepared(rewards={"redness": -2.0, "jpeg_size": 0.0})
     table = run.score(torch.rand(2, 3, 8, 8), run.train[:2], torch.zeros(2, dtype=torch.long))
     assert table.weight.tolist() == [-2.0, 0.0] and table.names == ("redness", "jpeg_size")
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (lambda images: [1.0] * (len(images) + 1), "returned"),
-        (lambda images: torch.ones(len(images), 2), "returned shape"),
-        (lambda images: None, "returned None"),
-        (lambda images: "high", "returned a str"),
-        (lambda images: 3.0, "a single number"),
-        (lambda images: {"a": [0.0] * len(images), "b": [0.0] * len(images)}, "components (a, b)"),
-    ],
-)
-def test_a_reward_of_the_wrong_kind_is_found_before_the_start(prepared, answer, said):
-    """C05, C06: one call with pictures of noise is enough to see it."""
-    message = fault(prepared, functions={"redness": answer})
-    assert "reward 'redness'" in message and said in message
-
-
-@pytest.mark.parametrize("answer", [lambda images: [float("nan")] * len(images), lambda images: 1 / 0])
-def test_what_a_reward_says_of_noise_does_not_stop_a_run(prepared, answer):
-    """A score that is not there may be the fault of the picture; training decides by on_error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepared(functions={"redness": answer})
 
 
 @pytest.mark.parametrize(
@@ -159,7 +136,7 @@ def test_a_fault_is_found_before_the_start(prepared, changes, said):
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == "cpu"
-    with pytest.raises(ValueError, match="model.device = 'cuda': torch sees no GPU here"):
+    with pytest.raises(ValueError, match=r"model\.device = 'cuda': torch sees no GPU here"):
         pick_device("cuda")
 
 
@@ -172,7 +149,7 @@ def test_the_type_of_frozen_weights_follows_the_device(wanted, device, dtype):
 
 
 def test_half_precision_on_a_cpu_that_was_picked_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="model.dtype = bfloat16 .* use float32"):
+    with pytest.raises(ValueError, match=r"model\.dtype = bfloat16 .* use float32"):
         pick_dtype("bfloat16", torch.device("cpu"))
 
 

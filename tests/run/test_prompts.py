@@ -40,7 +40,8 @@ def test_a_jsonl_file_holds_metadata_beside_or_below_the_prompt(file):
     rows = [{"prompt": "a", "negative_prompt": "b", "tag": "t"}, {"prompt": "c", "metadata": {"tag": "u", "n": [1]}}]
     examples, _ = read(file("\n".join(map(json.dumps, rows)), "p.jsonl"))
     assert examples == [Example("a", "b", {"tag": "t"}), Example("c", "", {"tag": "u", "n": [1]})]
-    assert prompts.columns(examples) == {"tag": ["t", "u"], "n": [None, [1]]}
+    assert prompts.column_names(examples) == ["tag", "n"]
+    assert prompts.columns(examples, ["tag", "n"]) == {"tag": ["t", "u"], "n": [None, [1]]}
 
 
 def test_blank_lines_are_left_out_and_counted(file):

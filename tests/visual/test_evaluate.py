@@ -38,7 +38,13 @@ def rows():
     call = torch.tensor([2, 2, 5, 6, 9, 9])
     step = torch.tensor([0, 0, 3, 4, 7, 7])
     latents = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))[call]
-    columns = {"step": step, "sigma": SIGMAS[step], "sigma_next": SIGMAS[step + 1], "call": call, "log_prob_old": torch.zeros(6)}
+    columns = {
+        "step": step,
+        "sigma": SIGMAS[step],
+        "sigma_next": SIGMAS[step + 1],
+        "call": call,
+        "log_prob_old": torch.zeros(6),
+    }
     columns |= {"latents": latents, "next_latents": latents * 0.9 + 0.1 * torch.arange(6)[:, None]}
     return {name: column[:, None] for name, column in columns.items()} | {"prompt": call % 4}
 

@@ -72,6 +72,7 @@ class SD3Policy:
             )
         self.pipe, self.grid, self.batch_size = pipe, grid, batch_size
         self.max_sequence_length = max_sequence_length
+        self.device = pipe.transformer.device  # asking diffusers walks all modules
         self.dtype, self._vae_dtype = pipe.transformer.dtype, pipe.vae.dtype
         self.guidance = 1.0
         self.forwards = self.backwards = 0
@@ -95,10 +96,6 @@ class SD3Policy:
         self._snapshots = Snapshots([p for _, p in self.trainable()], base)
         self._ids: dict[tuple[str, str], int] = {}
         self._texts: dict[str, Encoded] = {}
-
-    @property
-    def device(self) -> torch.device:
-        return self.pipe.transformer.device
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.pipe.transformer.named_parameters() if p.requires_grad]

@@ -1,0 +1,107 @@
+"""Tables and sums across processes; one process is the first-class case, two run in tests/scripts/test_train.py."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from flowrl.run import processes as module
+from flowrl.run.processes import Processes
+
+
+def test_one_process_sees_itself():
+    """C77."""
+    alone = Processes("cpu")
+    rows = torch.rand(3, 2)
+    assert (alone.index, alone.count, alone.main, alone.device.type) == (0, 1, True, "cpu")
+    assert torch.equal(alone.gather(rows), rows) and alone.sum([1.5, -2.0]) == [1.5, -2.0]
+    assert alone.largest(0.25) == 0.25
+    tensors = [torch.ones(2), torch.ones(2, 2)]
+    alone.sum_(tensors)
+    assert all(torch.equal(x, torch.ones_like(x)) for x in tensors)
+    assert alone.ranks().share([1, 2, 3]) == (0, [1, 2, 3])
+    alone.wait()
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Run a function as each of `count` processes: threads, with the two collectives that are used played by hand."""
+
+    def run(count, function):
+        meeting, table = threading.Barrier(count, timeout=30), {}
+
+        def exchange(index, x):
+            meeting.wait()
+            table[index] = x.clone()
+            meeting.wait()
+            return [table[i] for i in range(count)]
+
+        def member(index):
+            one = object.__new__(Processes)
+            one.__dict__.update(index=index, count=count, main=index == 0, device=torch.device("cpu"))
+            return one
+
+        local = threading.local()
+
+        def gather(received, x):
+            for slot, rows in zip(received, exchange(local.index, x), strict=True):
+                assert slot.shape == rows.shape and slot.dtype == rows.dtype, "gloo wants equal shapes"
+                slot.copy_(rows)
+
+        def reduce(x):
+            x.copy_(sum(exchange(local.index, x)))
+
+        monkeypatch.setattr(module.torch.distributed, "all_gather", gather)
+        monkeypatch.setattr(module.torch.distributed, "all_reduce", reduce)
+
+        def body(index):
+            local.index = index
+            return function(member(index))
+
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(body, range(count)))
+
+    return run
+
+
+def rows_of(process):
+    return torch.arange(2.0 * process.index + 1)[:, None] + 10 * process.index
+
+
+def test_rows_of_uneven_processes_come_back_in_order(together):
+    """C72: one, three and five rows."""
+    expected = torch.cat([torch.arange(2.0 * i + 1)[:, None] + 10 * i for i in range(3)])
+    for seen in together(3, lambda process: process.gather(rows_of(process))):
+        assert torch.equal(seen, expected) and len(seen) == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64])
+def test_a_table_keeps_its_type(together, dtype):
+    for seen in together(2, lambda process: process.gather(torch.tensor([0, process.index + 1]).to(dtype))):
+        assert seen.dtype == dtype and seen.tolist() == [0, 1, 0, 1 if dtype == torch.bool else 2]
+
+
+def test_a_process_may_have_no_row_at_all(together):
+    for seen in together(2, lambda process: process.gather(torch.ones(process.index, 4))):
+        assert seen.shape == (1, 4)
+
+
+def test_gradients_are_summed_in_place_whatever_their_shapes(together):
+    def job(process):
+        gradients = [torch.full((2, 3), float(process.index + 1)), torch.tensor(10.0 * (process.index + 1))]
+        process.sum_(gradients)
+        return gradients
+
+    for matrix, number in together(3, job):
+        assert torch.equal(matrix, torch.full((2, 3), 6.0)) and number == 60
+
+
+def test_sums_and_the_largest_are_the_same_everywhere(together):
+    assert together(3, lambda process: process.sum([1.0, float(process.index)])) == [[3.0, 3.0]] * 3
+    assert together(3, lambda process: process.largest(float(-process.index))) == [0.0] * 3
+
+
+def test_shares_make_up_the_whole_in_order(together):
+    """Three prompts on two processes."""
+    assert together(2, lambda process: process.ranks().share("abc")) == [(0, "a"), (1, "bc")]
