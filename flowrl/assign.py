@@ -29,6 +29,12 @@ def assign(
     outcome = known["advantage"] = recipe.advantage(**known)
     known["mask"] = recipe.select(**known)
     credit, weight = recipe.credit(**known), recipe.weight(**known)
+    for role, table in (("select", known["mask"]), ("credit", credit), ("weight", weight)):
+        if table.shape != known["noisy"].shape:
+            name = getattr(recipe, role).name
+            raise ValueError(
+                f"{role}: {name} returned {list(table.shape)}, expected [N, T] = {list(known['noisy'].shape)}."
+            )
     assert not bool((known["mask"] > known["noisy"]).any()), "a deterministic step has no log-prob to train on"
     equal = group_spread(raw(reward[valid], reward_weight), group[valid]) == 0
     log = {

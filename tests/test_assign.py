@@ -104,3 +104,13 @@ def test_training_a_deterministic_step_is_our_own_mistake():
     recipe = flow_grpo().but(select=part(everything))
     with pytest.raises(AssertionError, match="a deterministic step has no log-prob"):
         ask(recipe, table(recipe))
+
+
+def test_a_function_of_ones_own_that_returns_another_shape_is_named():
+    def per_rollout(advantage):
+        """Forgets the steps."""
+        return advantage
+
+    recipe = flow_grpo().but(credit=part(per_rollout))
+    with pytest.raises(ValueError, match=r"credit: per_rollout returned \[32\], expected \[N, T\] = \[32, 10\]"):
+        ask(recipe, table(recipe))

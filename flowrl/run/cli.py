@@ -95,15 +95,21 @@ def explain(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a key of `flowrl recipes`, or a run file")],
 ) -> None:
     """Print a whole method on one page."""
-    from flowrl.recipes import find
+    from flowrl.recipes import catalogue, find
 
-    if recipe.endswith((".yaml", ".yml")):
-        from flowrl.run.config import load
-
-        run = load(recipe)
-        print(explain_page(run.build_recipe(), find(str(run.recipe["name"])).__doc__))
-    else:
+    if recipe in catalogue() or not _is_run(recipe):
         print(explain_page(find(recipe)(), find(recipe).__doc__))
+        return
+    from flowrl.run.config import load
+
+    run = load(recipe)
+    print(explain_page(run.build_recipe(), find(str(run.recipe["name"])).__doc__))
+
+
+def _is_run(name):
+    from flowrl.run.config import resolve
+
+    return resolve(name).is_file() or resolve(Path("scripts/configs") / f"{name}.yaml").is_file()
 
 
 @app.command()

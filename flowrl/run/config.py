@@ -21,10 +21,9 @@ PACKAGED = Path(__file__).resolve().parents[1] / "data"
 
 def resolve(path: str | Path) -> Path:
     """A path as given, or the file of that name that came with flowrl (in the checkout, or inside the wheel)."""
-    for folder in (Path(), ROOT, PACKAGED):
-        if (folder / path).exists():
-            return folder / path
-    return Path(path)
+    path = Path(path).expanduser()
+    found = (folder / path for folder in (Path(), ROOT, PACKAGED) if (folder / path).exists())
+    return next(found, path)
 
 
 def load(file: str | Path, overrides: Sequence[str] = ()) -> Run:
@@ -61,7 +60,7 @@ def from_dict(given: Mapping[str, object], overrides: Sequence[str] = ()) -> Run
         run = Run.model_validate(settings)
     except ValidationError as error:
         raise ValueError(_one_line(error)) from None
-    return _combinations(run)
+    return _combinations(run.model_copy(update={"output": str(Path(run.output).expanduser())}))
 
 
 def _pair(override):

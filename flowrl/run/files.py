@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def check_output(path: Path) -> None:
-    """Refuse a run directory that exists or cannot be made; nothing is written."""
+def check_output(path: Path, setting: str = "output") -> None:
+    """Refuse a path that exists or cannot be made; `setting` names it in messages.  Nothing is written."""
     if path.exists():
-        raise ValueError(f"output = {str(path)!r} exists. Give another output, or remove it first.")
+        raise ValueError(f"{setting} = {str(path)!r} exists. Give another, or remove it first.")
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
-        raise ValueError(f"output = {str(path)!r}: {str(parent)!r} is a file, not a directory.")
+        raise ValueError(f"{setting} = {str(path)!r}: {str(parent)!r} is a file, not a directory.")
     if not os.access(parent, os.W_OK):
-        raise ValueError(f"output = {str(path)!r}: {str(parent)!r} cannot be written to.")
+        raise ValueError(f"{setting} = {str(path)!r}: {str(parent)!r} cannot be written to.")
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:

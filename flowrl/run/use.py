@@ -62,7 +62,7 @@ def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Cal
 def sample(file: str, overrides: Sequence[str], prompts: Sequence[str], weights: Path | None, to: Path) -> str:
     """Write a grid of pictures, a row per prompt if there are several samples, and say where."""
     run = load(file, overrides)
-    files.check_output(to)
+    files.check_output(to, "--to")
     examples = [Example(p) for p in prompts] or read_prompts(run)[1][: run.evaluation.pictures]
     _, policy = _policy(run, weights)
     pictures = draw(policy, examples, evaluation_settings(run, run.build_recipe()))

@@ -115,7 +115,7 @@ def test_an_unknown_run_or_recipe_is_named_with_the_nearest(refused):
 
 def test_a_run_that_exists_is_never_touched(refused, quick):
     before = {path: path.stat().st_mtime_ns for path in quick.folder.rglob("*")}
-    assert f"output = '{quick.folder}' exists. Give another output" in refused("train", quick.folder / "run.yaml")
+    assert f"output = '{quick.folder}' exists. Give another" in refused("train", quick.folder / "run.yaml")
     assert {path: path.stat().st_mtime_ns for path in quick.folder.rglob("*")} == before
 
 
@@ -155,6 +155,7 @@ def test_a_method_and_a_run_file_are_explained(command, run_file):
     assert command("explain", "branch_grpo").out.startswith("BranchGRPO: ")
     page = command("explain", run_file(recipe={"name": "flow_cps", "rollout.steps": 7})).out
     assert page.startswith("Flow-CPS: ") and "rollout.steps = 7" in page
+    assert "window(start=0, width=4)" in command("explain", "quickstart").out
 
 
 # What only a process of its own can show.

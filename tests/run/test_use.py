@@ -69,7 +69,8 @@ def test_pictures_of_prompts_are_drawn_a_row_for_each(command, quick, tmp_path):
 
 def test_a_picture_is_never_overwritten(refused, run_file, tmp_path):
     (tmp_path / "there.png").write_bytes(b"mine")
-    assert "there.png' exists" in refused("sample", run_file(), "--to", tmp_path / "there.png")
+    there = tmp_path / "there.png"
+    assert f"--to = '{there}' exists" in refused("sample", run_file(), "--to", there)
     assert (tmp_path / "there.png").read_bytes() == b"mine"
 
 
