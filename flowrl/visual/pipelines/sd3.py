@@ -5,18 +5,16 @@ arXiv:2403.03206
 """
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
-from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
-from transformers.utils import logging as transformers_logging
 
 from flowrl.recipe import Snapshot
+from flowrl.visual.pipelines.folders import quiet, read_index
 from flowrl.visual.pipelines.lora import add_lora, load_lora, save_lora, without_lora
 from flowrl.visual.policy import Example, Snapshots
 
@@ -282,13 +280,6 @@ def adopt(pipe: object, device: torch.device, **settings) -> SD3Policy:
     return SD3Policy(pipe.to(device), **settings)
 
 
-def quiet() -> None:
-    """Keep what diffusers and transformers print for their own loading loops out of a run's output."""
-    for logging in (diffusers_logging, transformers_logging):
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-
 def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:
     """Trainable parameters of a pipeline folder, from its configuration alone: no weight is read."""
     read_index(path)
@@ -297,19 +288,3 @@ def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:
     if rank:
         add_lora(transformer, rank=rank, alpha=1.0, targets=targets, seed=0)
     return sum(p.numel() for p in transformer.parameters() if p.requires_grad)
-
-
-def read_index(path: Path, setting: str = "model.path") -> dict:
-    """model_index.json of a pipeline folder, or one line that says what is not there."""
-    file = path / "model_index.json"
-    if not file.is_file():
-        raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: it has no model_index.json.")
-    try:
-        index = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: its model_index.json is {error}.") from None
-    if index.get("_class_name") != "StableDiffusion3Pipeline":
-        raise ValueError(
-            f"{setting} = {str(path)!r} holds a {index.get('_class_name')}; accepted is StableDiffusion3Pipeline."
-        )
-    return index
