@@ -1,6 +1,10 @@
 """samplers/solvers.py: DPM-Solver++ on flows."""
 
+from itertools import pairwise
+
+import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler
 
 from samplers import kernels, schedules, solvers
 
@@ -62,3 +66,28 @@ def test_the_solver_calls_the_network_once_per_step_down_to_a_single_one():
         out = solvers.dpm_solver(counted, latents, prompt, schedules.linear(steps))
         assert len(seen) == steps and bool(out.isfinite().all())
         assert torch.equal(torch.stack([s[0] for s in seen]), schedules.linear(steps)[:-1])
+
+
+@pytest.mark.parametrize("steps", [2, 5, 10, 20])
+def test_the_solver_is_diffusers_dpm_solver_on_flow_sigmas(steps):
+    """Same sigmas, same network: the multistep scheduler of diffusers (order 2, midpoint) ends at the same latents."""
+    scheduler = DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, algorithm_type="dpmsolver++"
+    )
+    scheduler.set_timesteps(steps)
+    prompt = torch.arange(4)
+
+    def velocity(latents, sigma, prompt):
+        return torch.tanh(latents) + sigma[:, None] * prompt[:, None]
+
+    start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    theirs = start
+    for timestep, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
+        theirs = scheduler.step(velocity(theirs, sigma.expand(4), prompt), timestep, theirs).prev_sample
+    ours = solvers.dpm_solver(velocity, start, prompt, scheduler.sigmas)
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=0)
+    if steps > 2:  # and it is not merely Euler
+        euler = start
+        for sigma, after in pairwise(scheduler.sigmas):
+            euler = euler + (after - sigma) * velocity(euler, sigma.expand(4), prompt)
+        assert (ours - euler).abs().max() > 1e-3
