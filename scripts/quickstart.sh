@@ -5,9 +5,13 @@ set -eu
 
 flowrl plan scripts/configs/quickstart.yaml "$@" >/dev/null # wrong settings end here, in one line
 
+for setting in "$@"; do
+    case $setting in output=*) [ ! -e "${setting#output=}" ] || fail "${setting%%=*} = '${setting#output=}' exists. Give another, or remove it first." ;; esac
+done
 output=runs/quickstart number=1
 while [ -e "$output" ]; do number=$((number + 1)) output=runs/quickstart-$number; done
 
+echo "for flowrl's other commands: . .venv/bin/activate"
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     exec flowrl train scripts/configs/quickstart.yaml "output=$output" "$@"
 fi

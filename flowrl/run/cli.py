@@ -143,7 +143,8 @@ def _running(job):
         _say(error)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
+        if RANK == 0:
+            _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
         raise SystemExit(130) from None
 
 

@@ -238,7 +238,9 @@ def _finish(prepared, directory, progress, first, last):
     media.before_after(*pictures, directory / "before_after.png")
     progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
     for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid"):
-        progress.say(f"{name:<34}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}")
+        tags = prepared.run.data.tags
+        note = "  (not trained)" if tags and name.count("/") == 2 and name.rpartition("/")[2] not in tags else ""
+        progress.say(f"{name:<34}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}{note}")
     progress.say(
         f"{prepared.run.budget.updates} updates in {duration(last['elapsed'])}. Everything lies in {directory}:"
     )

@@ -51,7 +51,7 @@ def shell(*command, cwd, timeout=120, **environment):
         ("recipe.rollout.stepz=3", ["recipe.rollout.stepz", "Did you mean 'steps'?"]),
         ("recipe.snapshots.ref.decay=0.5", ["recipe.snapshots.ref.decay: no such setting"]),
         ("recipe.objective.clip=0.1", ["no such number of ppo_clip", "clip_low, clip_high"]),
-        ("model.path=/nowhere", ["model.path = '/nowhere' is not a pipeline: it has no model_index.json"]),
+        ("model.path=/nowhere", ["model.path = '/nowhere': no such folder"]),
         ("model.size=31", ["model.size = 31: accepted are multiples of"]),
         ("data.train=nowhere.txt", ["data.train = 'nowhere.txt': no such file"]),
         ("data.tags=[conut]", ["data.tags: no prompt has the tag 'conut'", "count, one_object"]),

@@ -17,6 +17,8 @@ def quiet() -> None:
 def read_index(path: Path, setting: str = "model.path") -> dict:
     """model_index.json of a pipeline folder, or one line that says what is not there."""
     file = path / "model_index.json"
+    if not path.is_dir():
+        raise ValueError(f"{setting} = {str(path)!r}: no such folder.")
     if not file.is_file():
         raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: it has no model_index.json.")
     try:
