@@ -84,7 +84,7 @@ class SD3Policy:
         for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
             if module is not None:
                 module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
-        pipe.vae.to(torch.float32)  # half-precision decoders overflow
+        _cast(pipe.vae, torch.float32)  # half-precision decoders overflow
         if rank:
             add_lora(pipe.transformer, rank=rank, alpha=alpha, targets=targets, seed=seed)
         else:
@@ -230,9 +230,9 @@ class SD3Policy:
     def finish(self, name: str) -> None:
         """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own dtypes and mode."""
         self._snapshots.adopt(name)
-        self.pipe.vae.to(self._vae_dtype)
+        _cast(self.pipe.vae, self._vae_dtype)
         if not self.rank:
-            self.pipe.transformer.to(self.dtype)
+            _cast(self.pipe.transformer, self.dtype)
         self.pipe.transformer.train(self._training)
 
     @property
@@ -255,6 +255,12 @@ class SD3Policy:
             read_index(directory, "weights")
             trained = SD3Transformer2DModel.from_pretrained(directory / "transformer", local_files_only=True)
             self.pipe.transformer.load_state_dict(trained.state_dict())
+
+
+def _cast(module, dtype):
+    """Change the dtype where it is another; diffusers warns of a cast even when it changes nothing."""
+    if module.dtype != dtype:
+        module.to(dtype)
 
 
 def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, **settings) -> SD3Policy:
