@@ -1,4 +1,4 @@
-"""Imports run one way, and each foreign library has one door (DESIGN 3.3)."""
+"""Imports run one way, and each foreign library has one door."""
 
 import ast
 import subprocess
