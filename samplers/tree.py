@@ -120,14 +120,10 @@ def rollout(
         here = prompt[torch.arange(rows) // (rows // roots)]
         v = _in_batches(velocity, batch_size, latents, sigma, here)
         step = bind(kernel, sigmas=sigmas, step=torch.tensor(t), steps=steps) if t in noisy else ode
-        mean, std = step(latents, v, sigma, sigma_next)
-        mean, std = (x.repeat_interleave(forks.get(t, 1), 0) for x in (mean, std))
-        if t in noisy:
-            latents = mean + spread(std, mean) * drawn[t]
-            log_prob.append(_call_density(density, latents, mean, std))
-        else:
-            latents = mean
-            log_prob.append(torch.full_like(std, torch.nan))
+        mean, std = (x.repeat_interleave(forks.get(t, 1), 0) for x in step(latents, v, sigma, sigma_next))
+        latents = mean + spread(std, mean) * drawn[t] if t in noisy else mean
+        density_of = density if t in noisy else _absent
+        log_prob.append(_call_density(density_of, latents, mean, std))
     levels[steps] = latents
     return _assemble(layout, levels, sigmas, prompt, group, torch.cat(log_prob))
 
@@ -201,6 +197,11 @@ def _in_batches(velocity, size, *rows):
     if size is None or size >= len(rows[0]):
         return velocity(*rows)
     return torch.cat([velocity(*chunk) for chunk in zip(*(x.split(size) for x in rows), strict=True)])
+
+
+def _absent(next_latents, mean, std):
+    """A deterministic step has no density."""
+    return torch.full_like(std, torch.nan)
 
 
 def _call_density(density, latents, mean, std):

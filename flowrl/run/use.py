@@ -24,8 +24,7 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     recipe = run.build_recipe()
     grid = schedules.linear(recipe.rollout.steps)
     plans.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
-    train, test, _, _ = read_prompts(run)
-    load_rewards(run, {}, train + test, pick_device(run.model.device))
+    read_prompts(run)
     counts = asdict(plans.count(recipe, grid, seed=run.seed))
     prompts, updates = run.budget.prompts_per_update, run.budget.updates
     table = {

@@ -56,29 +56,14 @@ class SD3Policy:
         batch_size: int = 64,
         seed: int = 0,
     ):
-        if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
-            raise ValueError(
-                f"scheduler {type(pipe.scheduler).__name__}: accepted is FlowMatchEulerDiscreteScheduler, whose sigmas "
-                "are the flow's."
-            )
-        if grid not in GRIDS:
-            raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
-        if pipe.get_list_adapters():
-            raise ValueError(
-                f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
-                "and pipe.unload_lora_weights(), or load the base alone."
-            )
+        _check(pipe, grid)
         self.pipe, self.grid, self.batch_size = pipe, grid, batch_size
         self.max_sequence_length = max_sequence_length
         self.device = pipe.transformer.device  # asking diffusers walks all modules
         self.dtype, self._vae_dtype = pipe.transformer.dtype, pipe.vae.dtype
         self.guidance = 1.0
         self.forwards = self.backwards = 0
-        side = size or pipe.default_sample_size * pipe.vae_scale_factor
-        patch = pipe.vae_scale_factor * pipe.transformer.config.patch_size
-        largest = patch * pipe.transformer.config.pos_embed_max_size
-        if side % patch or side > largest:
-            raise ValueError(f"model.size = {side}: accepted are multiples of {patch} up to {largest}.")
+        side = _side(pipe, size)
         self.shape = (pipe.transformer.config.in_channels, *[side // pipe.vae_scale_factor] * 2)
         self._training = pipe.transformer.training
         for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
@@ -144,29 +129,20 @@ class SD3Policy:
 
     def warnings(self, examples: Sequence[Example]) -> list[str]:
         """What the tokenizers cannot read of these prompts, counted: one line per kind of trouble."""
-        long, unknown, first = 0, 0, {}
-        tokenizer = self.pipe.tokenizer
-        for example in examples:
-            ids = tokenizer(example.prompt).input_ids
-            if len(ids) > tokenizer.model_max_length:
-                long += 1
-                first.setdefault("long", example.prompt)
-            if tokenizer.unk_token_id in ids[1:-1] and tokenizer.unk_token_id != tokenizer.eos_token_id:
-                unknown += 1
-                first.setdefault("unknown", example.prompt)
-        limit = tokenizer.model_max_length
-        found = []
-        if long:
-            shown = ascii(first["long"][:60])
-            found.append(
-                f"{long} of {len(examples)} prompts exceed the tokenizer's {limit} tokens; cut there. First: {shown}"
-            )
-        if unknown:
-            shown = ascii(first["unknown"][:60])
-            found.append(
-                f"{unknown} of {len(examples)} prompts have words that the tokenizer does not know. First: {shown}"
-            )
-        return found
+        tokenizer, limit = self.pipe.tokenizer, self.pipe.tokenizer.model_max_length
+        tokens = [(e.prompt, tokenizer(e.prompt).input_ids) for e in examples]
+        known = tokenizer.unk_token_id == tokenizer.eos_token_id  # CLIP's own has no unknown word
+        troubles = {
+            f"exceed the tokenizer's {limit} tokens; cut there": [p for p, ids in tokens if len(ids) > limit],
+            "have words that the tokenizer does not know": [
+                p for p, ids in tokens if not known and tokenizer.unk_token_id in ids[1:-1]
+            ],
+        }
+        return [
+            f"{len(found)} of {len(examples)} prompts {trouble}. First: {found[0][:60]!a}"
+            for trouble, found in troubles.items()
+            if found
+        ]
 
     def noise(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.randn(n, *self.shape, generator=generator).to(self.device, non_blocking=True)
@@ -255,6 +231,32 @@ class SD3Policy:
             read_index(directory, "weights")
             trained = SD3Transformer2DModel.from_pretrained(directory / "transformer", local_files_only=True)
             self.pipe.transformer.load_state_dict(trained.state_dict())
+
+
+def _check(pipe, grid):
+    """Refuse a pipeline or a schedule that training could not follow."""
+    if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
+        raise ValueError(
+            f"scheduler {type(pipe.scheduler).__name__}: accepted is FlowMatchEulerDiscreteScheduler, whose sigmas "
+            "are the flow's."
+        )
+    if grid not in GRIDS:
+        raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
+    if pipe.get_list_adapters():
+        raise ValueError(
+            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
+            "and pipe.unload_lora_weights(), or load the base alone."
+        )
+
+
+def _side(pipe, size):
+    """Pixels of a side that the transformer can draw."""
+    side = size or pipe.default_sample_size * pipe.vae_scale_factor
+    patch = pipe.vae_scale_factor * pipe.transformer.config.patch_size
+    largest = patch * pipe.transformer.config.pos_embed_max_size
+    if side % patch or side > largest:
+        raise ValueError(f"model.size = {side}: accepted are multiples of {patch} up to {largest}.")
+    return side
 
 
 def _cast(module, dtype):
