@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flowrl.explain import explain as explain_page
+from flowrl.run.stopping import Stopped
 
 RANK = int(os.environ.get("RANK", "0"))  # set by the launcher; no process is set up yet when it is read
 
@@ -26,18 +27,32 @@ AsJson = Annotated[bool, typer.Option("--json", help="for scripts")]
 
 
 @app.command()
-def train(run: RunFile, overrides: Overrides = None) -> None:
-    """Train a generator as RUN says."""
-    from flowrl.run.config import load
-
-    settings = _before(lambda: load(run, overrides or ()))  # a misspelt key is told before diffusers is loaded
+def train(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="run file, or the name of one")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="go on with the run of a directory")] = None,
+) -> None:
+    """Train a generator as RUN says, or go on with a run: --resume RUN_DIR [KEY=VALUE]..."""
+    settings = _before(lambda: _settings(run, overrides or [], resume))  # before diffusers is loaded
 
     from flowrl.run.prepare import prepare
     from flowrl.run.train import train as start
 
-    prepared = _before(lambda: prepare(settings))
+    prepared = _before(lambda: prepare(settings, resume=resume is not None))
     _running(lambda: start(prepared))
     prepared.processes.close()
+
+
+def _settings(run, overrides, resume):
+    from flowrl.run.config import load
+
+    if resume is None:
+        if run is None:
+            raise ValueError("train: give a run file, or --resume and the directory of a run.")
+        return load(run, overrides)
+    from flowrl.run import resume as resuming
+
+    return resuming.load(resume, [*([run] if run is not None else []), *overrides])
 
 
 @app.command(name="eval")
@@ -133,6 +148,8 @@ def _before(job):
         if RANK == 0:
             _say(error)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def _running(job):
@@ -142,10 +159,10 @@ def _running(job):
     except (ValueError, RuntimeError, OSError) as error:
         _say(error)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if RANK == 0:
-            _say("interrupted; metrics.jsonl and the weights of the last evaluation are whole.")
-        raise SystemExit(130) from None
+            _say(str(stop) or "interrupted.")
+        raise SystemExit(stop.code if isinstance(stop, Stopped) else 130) from None
 
 
 def _say(error):

@@ -79,6 +79,10 @@ def _combinations(run):
     """Settings that are right one by one and wrong together."""
     if run.model.train == "full" and run.model.lora:
         raise ValueError("model.lora has no effect with model.train = full. Remove it, or set model.train = lora.")
+    if run.model.train == "full" and run.model.init_adapter:
+        raise ValueError("model.init_adapter has no effect with model.train = full. Remove it, or set it to lora.")
+    if run.evaluation.patience and not run.evaluation.every:
+        raise ValueError("evaluation.patience has no effect without evaluation.every: nothing is evaluated in between.")
     if run.evaluation.others and not run.data.tags:
         raise ValueError(
             "evaluation.others has no effect without data.tags: every held-out prompt is evaluated already."

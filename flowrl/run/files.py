@@ -17,6 +17,23 @@ def check_output(path: Path, setting: str = "output") -> None:
         raise ValueError(f"{setting} = {str(path)!r}: {str(parent)!r} cannot be written to.")
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a whole file in the place of `path`."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    sync(new)
+    new.replace(path)
+
+
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder and put it in the place of `folder`; a failure leaves the old one."""
     new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))

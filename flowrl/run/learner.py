@@ -1,7 +1,7 @@
 """The optimiser behind three verbs, micro_batches, backward and step: reduction over ranks, clipping, schedule."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,23 @@ class Learner:
         self.updates += 1
         self.optimizer.zero_grad(set_to_none=True)
         return log
+
+    def state(self) -> dict[str, dict[str, Tensor | float]]:
+        """What the optimiser keeps, {quantity: {parameter: value}}: exp_avg, exp_avg_sq and step of AdamW."""
+        kept = [(n, self.optimizer.state[p]) for n, p in zip(self.names, self.parameters, strict=True)]
+        quantities = dict.fromkeys(quantity for _, values in kept for quantity in values)
+        return {q: {name: values[q] for name, values in kept if q in values} for q in quantities}
+
+    def counters(self) -> dict[str, int]:
+        return {"updates": self.updates, "skipped": self.skipped, "in_a_row": self._in_a_row}
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor | float]], counters: Mapping[str, int]) -> None:
+        """Put back what `state` and `counters` returned; torch moves the values to their parameters."""
+        by_number = [{q: values[n] for q, values in state.items() if n in values} for n in self.names]
+        groups = self.optimizer.state_dict()["param_groups"]
+        kept = {i: values for i, values in enumerate(by_number) if values}
+        self.optimizer.load_state_dict({"state": kept, "param_groups": groups})
+        self.updates, self.skipped, self._in_a_row = (counters[n] for n in ("updates", "skipped", "in_a_row"))
 
 
 def learning_rate(update: int, *, rate: float, schedule: str, warmup: int, updates: int) -> float:

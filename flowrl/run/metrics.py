@@ -4,17 +4,25 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
+from flowrl.run.files import replace_text, sync
+
 
 class Metrics:
-    """Append-only log; every line is whole and flushed before the next update starts."""
+    """Append-only log; every line is whole and flushed before the next update starts.
 
-    def __init__(self, file: Path | None):
+    lines: what a resumed run goes on from, in the place of what the file holds
+    """
+
+    def __init__(self, file: Path | None, lines: Sequence[dict] | None = None):
         self._file = file
-        self.lines: list[dict] = []
+        self.lines: list[dict] = list(lines or ())
+        if file and lines is not None:
+            replace_text(file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write(self, entry: dict) -> None:
         line = {name: _number(value) for name, value in entry.items()}
@@ -22,6 +30,25 @@ class Metrics:
         if self._file:
             with self._file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk, so that no checkpoint is ahead of them."""
+        if self._file:
+            sync(self._file)
+
+
+def read_lines(file: Path, update: int) -> list[dict]:
+    """The lines of a log up to that of `update`; ValueError if they are not all there."""
+    lines: list[dict] = []
+    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:  # the last line of a run that was killed may be torn
+            break
+    kept = [line for line in lines if line["iteration"] <= update]
+    if [line["iteration"] for line in kept] != list(range(update + 1)):
+        raise ValueError(f"{file} does not hold the lines of updates 0 to {update}, which the checkpoint follows.")
+    return kept
 
 
 def _number(value):
@@ -38,14 +65,16 @@ class Progress:
         self._total, self._shown, self._every = total, shown, every
         self._terminal = sys.stdout.isatty()
         self._started = self._last = time.monotonic()
+        self._first = 0
 
     def say(self, text: str) -> None:
         """A line that stays."""
         if self._shown:
             print(("\r\x1b[K" if self._terminal else "") + _safe(text), flush=True)
 
-    def begin(self) -> None:
-        """The first update starts now: what came before does not count as its time."""
+    def begin(self, done: int = 0) -> None:
+        """The next update starts now: what came before, and `done` updates of an earlier start, take no time."""
+        self._first = done
         self._started = self._last = time.monotonic()
 
     def update(self, done: int, facts: dict[str, float | int]) -> None:
@@ -54,7 +83,7 @@ class Progress:
         if not self._shown or not (self._terminal or done == self._total or now - self._last >= self._every):
             return
         self._last = now
-        pace = (now - self._started) / done
+        pace = (now - self._started) / (done - self._first)
         left = duration(pace * (self._total - done))
         told = "  ".join(f"{name} {value:.4g}" for name, value in facts.items())
         text = _safe(f"update {done}/{self._total}  {pace:.2f} s each  {left} left  {told}")

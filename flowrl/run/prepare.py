@@ -9,8 +9,12 @@ from torch import Tensor
 
 import rewards
 from flowrl import plan
-from flowrl.recipe import Recipe, Snapshot
-from flowrl.run import files, prompts
+from flowrl.explain import explain
+from flowrl.recipe import Recipe, Snapshot, nearest
+from flowrl.recipes import catalogue, find
+from flowrl.run import files, fingerprint, prompts
+from flowrl.run import resume as resuming
+from flowrl.run.checkpoint import Found
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
@@ -37,6 +41,10 @@ class Prepared:
     score: Score
     warnings: list[str]
     texts: Sequence[str]  # prompts that came without a file
+    weights: Mapping[str, float]  # of the rewards, by column
+    page: str  # the recipe, explained
+    prints: Mapping[str, Mapping[str, str]]  # digests of data and model
+    found: Found | None  # the checkpoint that the run goes on from
 
     @property
     def ema(self) -> Snapshot | None:
@@ -63,6 +71,7 @@ def prepare(
     functions: Mapping[str, Callable] | None = None,
     recipe: Recipe | None = None,
     texts: Sequence[str] = (),
+    resume: bool = False,
 ) -> Prepared:
     """Check all settings, then load; ValueError names the first that cannot work.
 
@@ -70,29 +79,82 @@ def prepare(
     functions: reward functions by name, in the place of rewards.NAME.function
     recipe:    in the place of the recipe section
     texts:     prompts in the place of the file data.train, which the run writes
+    resume:    go on with the run that lies in the directory `output`
     """
     recipe = recipe.check() if recipe else run.build_recipe()
     plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
-    files.check_output(Path(run.output))
+    found, skipped = resuming.find(run) if resume else (None, [])
+    if not resume:
+        files.check_output(Path(run.output))
     train, test, trained_test, warnings = read_prompts(run, texts)
     device = pick_device(run.model.device)
     scorers = load_rewards(run, functions or {}, train + test, device)
+    weights = dict(weights_by_name(scorers))
+    check_best(run, list(weights), test)
+    page, prints = recipe_page(run, recipe), fingerprint.take(run, texts, loaded=pipe is not None)
+    warnings = skipped + (resuming.check(found, run, page, prints) if found else []) + warnings
     processes = Processes(device)
-    if run.budget.prompts_per_update < processes.count:
-        raise ValueError(
-            f"budget.prompts_per_update = {run.budget.prompts_per_update}: every process trains whole prompts, "
-            f"so {processes.count} processes need at least {processes.count}."
-        )
-    if len(test) < processes.count:
-        raise ValueError(f"{len(test)} held-out prompts for {processes.count} processes: each needs at least one.")
-    warnings += [f"reward {n} has the weight {w:g}: lower is better." for n, w in weights_by_name(scorers) if w < 0]
+    check_shares(run, test, processes.count)
+    warnings += [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = load_policy(run, processes.device, pipe)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
+    if found:
+        resuming.check_sigmas(found, grid.tolist())
+    elif run.model.init_adapter:
+        start_from(policy, run.model.init_adapter)
     plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
     warnings += policy.warnings(train + test)
-    learner = make_learner(run, policy, processes)
-    score = make_score(scorers, train + test)
-    return Prepared(run, recipe, policy, learner, processes, train, test, trained_test, score, warnings, texts)
+    learner, score = make_learner(run, policy, processes), make_score(scorers, train + test)
+    return Prepared(
+        run,
+        recipe,
+        policy,
+        learner,
+        processes,
+        train,
+        test,
+        trained_test,
+        score,
+        warnings,
+        texts,
+        weights,
+        page,
+        prints,
+        found,
+    )
+
+
+def recipe_page(run: Run, recipe: Recipe) -> str:
+    name = str(run.recipe["name"])
+    return explain(recipe, find(name).__doc__ if name in catalogue() else f"{name}: a recipe given in Python.")
+
+
+def start_from(policy: Policy, adapter: str) -> None:
+    """A warm start: the weights of an adapter, and nothing else of the run that made it."""
+    try:
+        policy.load(resolve(adapter))
+    except ValueError as error:
+        raise ValueError(f"model.init_adapter = {error}") from None
+
+
+def check_best(run: Run, columns: Sequence[str], test: Sequence[Example]) -> None:
+    """checkpoint.best has to be a name that evaluations log."""
+    tags = sorted({f"/{e.metadata['tag']}" for e in test if "tag" in e.metadata})
+    known = [f"eval/{column}{tag}" for column in columns for tag in ("", *tags)]
+    if run.checkpoint.best is not None and run.checkpoint.best not in known:
+        hint = nearest(run.checkpoint.best, known)
+        raise ValueError(f"checkpoint.best = {run.checkpoint.best!r}: {hint}Accepted here: {', '.join(known)}.")
+
+
+def check_shares(run: Run, test: Sequence[Example], processes: int) -> None:
+    """Every process needs something to do."""
+    if run.budget.prompts_per_update < processes:
+        raise ValueError(
+            f"budget.prompts_per_update = {run.budget.prompts_per_update}: every process trains whole prompts, "
+            f"so {processes} processes need at least {processes}."
+        )
+    if len(test) < processes:
+        raise ValueError(f"{len(test)} held-out prompts for {processes} processes: each needs at least one.")
 
 
 def read_prompts(run: Run, texts: Sequence[str] = ()) -> tuple[list[Example], list[Example], int, list[str]]:

@@ -1,5 +1,7 @@
 """The processes of a run, through accelerate: who this one is, sums of gradients, and tables seen by everybody."""
 
+from collections.abc import Iterable, Iterator
+
 import torch
 import torch.distributed
 from accelerate import PartialState
@@ -49,6 +51,10 @@ class Processes:
 
     def largest(self, number: float) -> float:
         return float(self.gather(torch.tensor([number], dtype=torch.float64)).max())
+
+    def gather_full(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Each tensor whole, one at a time; every process calls it alike.  Replicated weights are whole already."""
+        yield from tensors
 
     def wait(self) -> None:
         self._state.wait_for_everyone()

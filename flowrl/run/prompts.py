@@ -35,6 +35,11 @@ def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
     return examples, warnings
 
 
+def dump(texts: Sequence[str]) -> str:
+    """The content of the .jsonl file of plain prompts."""
+    return "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
+
+
 def with_tags(examples: Sequence[Example], tags: Sequence[str], setting: str) -> list[Example]:
     """The examples whose metadata "tag" is one of `tags`."""
     known = sorted({str(e.metadata["tag"]) for e in examples if "tag" in e.metadata})

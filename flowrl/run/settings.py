@@ -1,4 +1,4 @@
-"""What a run file may hold: model, data, rewards, budget, optimizer, evaluation, recipe.  Defaults are the field's."""
+"""What a run file may hold, by section.  Defaults are the field's."""
 
 from typing import Annotated, Literal
 
@@ -35,6 +35,7 @@ class Model(Section):
     path: str  # folder of a saved diffusers pipeline
     train: Literal["lora", "full"] = "lora"
     lora: Lora | None = None  # only with train: lora
+    init_adapter: str | None = None  # folder of an adapter to start from: a warm start, not a resumed run
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of frozen weights; auto: float32 on a CPU, else bfloat16
     device: Literal["auto", "cpu", "cuda"] = "auto"
     size: Positive | None = None  # pixels of a side; default: the pipeline's own
@@ -83,6 +84,13 @@ class Evaluation(Section):
     guidance: Annotated[float, Field(ge=1)] | None = None  # default: that of the rollout
     pictures: Positive = 24  # in the grid
     seed: int = 0  # of the fixed noise
+    patience: Positive | None = None  # evaluations without a new best after which the run ends
+
+
+class Checkpoint(Section):
+    every: Positive = 10  # updates; the start, every new best and the last update are written as well
+    keep: Positive = 2  # the last ones, beside the best
+    best: str | None = None  # eval/NAME, higher is better; default: the weighted total of the evaluation's rewards
 
 
 class Run(Section):
@@ -95,6 +103,7 @@ class Run(Section):
     budget: Budget = Budget()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
     output: str
     seed: int = 0
     profile: bool = False  # log the share of time per part

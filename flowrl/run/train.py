@@ -1,23 +1,20 @@
 """A run from the first evaluation to the last."""
 
-import json
+import math
+import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torch import Tensor
+import torch
 
-from flowrl import plan, randomness
-from flowrl.allocation.prompts import balanced, shuffled
-from flowrl.explain import explain
-from flowrl.recipes import catalogue, find
-from flowrl.run import config, files, prompts
+from flowrl.run import checkpoint, directory, files, resume
 from flowrl.run.evaluation import evaluate
-from flowrl.run.metrics import Metrics, Progress, duration
+from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.prepare import Prepared, evaluation_settings
-from flowrl.run.profile import Clock
-from flowrl.visual.trainer import update
-from rewards import media
+from flowrl.run.stopping import Stopped, Stopping
+from flowrl.run.update import snapshots, update, watched
 
 
 @dataclass(frozen=True)
@@ -29,101 +26,203 @@ class Result:
     directory: Path
 
 
+@dataclass
+class Standing:
+    """Where a run stands between two updates; every checkpoint holds it."""
+
+    update: int = 0  # complete ones
+    pending: dict | None = None  # log of the last update while it is not written, because its evaluation is not done
+    best: float | None = None  # score of the best evaluation
+    best_update: int | None = None
+    stale: int = 0  # evaluations since the best
+
+
 def train(prepared: Prepared) -> Result:
     """Evaluate, update, evaluate at times, and leave behind a run directory; see the README for what lies in it."""
-    run, policy, processes = prepared.run, prepared.policy, prepared.processes
-    directory = Path(run.output)
-    processes.wait()  # until every process has seen that the directory is free
-    if processes.main:
-        _start(prepared, directory)
-    processes.wait()
-    metrics = Metrics(directory / "metrics.jsonl" if processes.main else None)
-    progress = Progress(run.budget.updates, shown=processes.main)
-    for line in prepared.warnings:
-        progress.say(f"warning: {line}")
-    clock = _watched(prepared) if run.profile else None
-    for name, rule in _snapshots(prepared).items():
-        policy.snapshot(name, rule, 0)
-
-    for line in _overview(prepared):
-        progress.say(line)
-    first, began = _evaluate(prepared, directory, 0, progress), time.monotonic()
-    metrics.write({"iteration": 0, "seconds": 0.0, "elapsed": 0.0, "forwards": 0, "backwards": 0} | first)
-    progress.begin()
-    for iteration in range(run.budget.updates):
-        log = _update(prepared, iteration, clock)
-        done = iteration + 1
-        log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - began} | log
-        _warn_of_equal_groups(metrics.lines, log, progress)
-        progress.update(done, _headline(log))
-        every = run.evaluation.every
-        if done == run.budget.updates or (every and done % every == 0):
-            log |= _evaluate(prepared, directory, done, progress)
-        metrics.write(log)
-    _finish(prepared, directory, progress, first, metrics.lines[-1])
-    policy.finish(_evaluated(prepared))
-    processes.wait()
-    return Result(policy.pipe, metrics.lines, directory)
+    with Stopping() as stopping:
+        training = Training(prepared, stopping)
+        try:
+            training.run()
+        except (Stopped, RuntimeError) as fault:
+            alone = prepared.processes.count == 1  # with others, it may be that one of them has gone already
+            if stopping.signal is None or (alone and not isinstance(fault, Stopped)):
+                raise
+            raise training.stopped() from None
+    return Result(prepared.policy.pipe, training.metrics.lines, training.directory)
 
 
-def _warn_of_equal_groups(lines, log, progress, *, window=10):
-    """Say it once, when for `window` updates more than half of the groups taught nothing."""
-    shares = [line["group/zero_spread"] for line in [*lines[1:], log]]
-    recent, before = shares[-window:], shares[-window - 1 : -1]
-    if len(recent) == window and sum(recent) > window / 2 and not (len(before) == window and sum(before) > window / 2):
-        progress.say(
-            f"warning: {sum(recent) / window:.0%} of the groups of the last {window} updates had equal rewards and "
-            "taught nothing. Raise rollout.roots or use a denser reward."
+class Training:
+    """One run: where it stands, its log and its checkpoints."""
+
+    def __init__(self, prepared: Prepared, stopping: Stopping):
+        self.prepared, self.stopping = prepared, stopping
+        self.directory = Path(prepared.run.output)
+        self.memory: dict = {}  # what a recipe's trackers keep
+        self.standing = Standing(
+            pending={"iteration": 0, "seconds": 0.0, "elapsed": 0.0, "forwards": 0, "backwards": 0}
+        )
+        self.saved: int | None = None  # update of the last checkpoint
+        self.progress = Progress(prepared.run.budget.updates, shown=prepared.processes.main)
+        self.clock = watched(prepared) if prepared.run.profile else None
+        stopping.watch(prepared.policy, "velocity")
+
+    def run(self) -> None:
+        """The whole of it."""
+        self._open()
+        standing, updates = self.standing, self.prepared.run.budget.updates
+        if standing.pending:
+            self.close(standing.pending)
+        self.began = time.monotonic() - self.metrics.lines[-1]["elapsed"]
+        self.progress.begin(standing.update)
+        while standing.update < updates and not self.over:
+            self.close(self.update())
+        self.writer.wait()
+        if self.over:
+            self.progress.say(
+                f"no new best in {standing.stale} evaluations since update {standing.best_update}: the run ends after "
+                f"update {standing.update} (evaluation.patience)."
+            )
+        if self.prepared.processes.main:
+            directory.finish(
+                self.prepared, self.directory, self.progress, self.metrics.lines[0], self.metrics.lines[-1]
+            )
+        self.prepared.policy.finish(_evaluated(self.prepared))
+        self.prepared.processes.wait()
+
+    def _open(self):
+        """Make the directory, or go on with it."""
+        prepared, found = self.prepared, self.prepared.found
+        lines = self._read(found) if found else None
+        prepared.processes.wait()  # until every process has seen the directory as it was
+        if prepared.processes.main and found:
+            directory.go_on(prepared, self.directory, self.standing.update)
+        elif prepared.processes.main:
+            directory.start(prepared, self.directory)
+        prepared.processes.wait()
+        self.metrics = Metrics(self.directory / "metrics.jsonl" if prepared.processes.main else None, lines)
+        for line in prepared.warnings:
+            self.progress.say(f"warning: {line}")
+        for name, rule in snapshots(prepared).items():
+            prepared.policy.snapshot(name, rule, 0)
+        folder, kept = self.directory / "checkpoints", prepared.run.checkpoint.keep
+        self.writer = checkpoint.Writer(folder, kept, self.standing.update)
+        for line in directory.overview(prepared):
+            self.progress.say(line)
+        if found:
+            self._restore(found)
+
+    def _read(self, found):
+        """Where the checkpoint stands; the lines of the log that lead there."""
+        self.standing = standing = Standing(**found.facts["standing"])
+        lines = read_lines(self.directory / "metrics.jsonl", standing.update - (standing.pending is not None))
+        if not resume.best_stands(found, self.prepared.run):
+            standing.best, standing.best_update, standing.stale = None, None, 0
+        done = standing.update >= self.prepared.run.budget.updates
+        if done and not standing.pending and not any(name.startswith("eval/") for name in lines[-1]):
+            standing.pending = lines.pop()  # fewer updates than before: the last one is evaluated now
+        return lines
+
+    def _restore(self, found):
+        policy, standing = self.prepared.policy, self.standing
+        self.memory = checkpoint.restore(checkpoint.read(found.path), found.facts, policy, self.prepared.learner)
+        self.saved = standing.update
+        norm = float(torch.stack([p.detach().norm() for _, p in policy.trainable()]).norm())
+        averaged = ", averaged weights restored" if self.prepared.ema else ""
+        counts = (found.facts["processes"], self.prepared.processes.count)
+        others = f", with {counts[1]} processes after {counts[0]}" if counts[0] != counts[1] else ""
+        kept = [name for name in policy.snapshots.state() if name != "ema"]
+        snapshots = f", snapshots {', '.join(kept)}" if kept else ""
+        self.progress.say(
+            f"resumed after update {standing.update}, |weights| = {norm:.8g}, optimizer at step "
+            f"{self.prepared.learner.updates}{averaged}{snapshots}{others}"
         )
 
+    @property
+    def over(self) -> bool:
+        """Whether patience has come to its end."""
+        patience = self.prepared.run.evaluation.patience
+        return patience is not None and self.standing.stale >= patience
 
-def _start(prepared, directory):
-    """Make the run directory; from here on something is written."""
-    directory.mkdir(parents=True)
-    (directory / "samples").mkdir()
-    if prepared.texts:
-        lines = [json.dumps({"prompt": text}) + "\n" for text in prepared.texts]
-        Path(prepared.run.data.train).write_text("".join(lines), encoding="utf-8")
-    (directory / "run.yaml").write_text(config.dump(prepared.run), encoding="utf-8")
-    sigmas = prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist()
-    page = (
-        explain(prepared.recipe, _docstring(prepared.run))
-        + f"\n\n# sigmas ({prepared.run.model.grid} grid)\n{sigmas}\n"
-    )
-    (directory / "recipe.txt").write_text(page, encoding="utf-8")
-    shown = [e.prompt for e in prepared.test[: prepared.run.evaluation.pictures]]
-    (directory / "samples" / "prompts.txt").write_text("\n".join(shown) + "\n", encoding="utf-8")
+    def update(self) -> dict:
+        """One update, and what it says."""
+        done = self.standing.update + 1
+        log = update(self.prepared, done - 1, self.clock)
+        log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - self.began} | log
+        if "nonfinite_parameter" in log:
+            self.progress.say(
+                f"warning: update {done} is skipped, the gradient of {log['nonfinite_parameter']} is not finite; "
+                f"prompts: {'; '.join(log['nonfinite_prompts'])}"
+            )
+        directory.warn_of_equal_groups(self.metrics.lines, log, self.progress)
+        self.progress.update(done, directory.headline(log))
+        self.standing.update = done
+        return log
 
+    def close(self, log: Mapping) -> None:
+        """End an update: evaluate, write its line and a checkpoint, as far as they are due."""
+        standing, run = self.standing, self.prepared.run
+        standing.pending, best = dict(log), False
+        done, every = standing.update, run.evaluation.every
+        if done in (0, run.budget.updates) or (every and done % every == 0):
+            log = {**log, **_evaluate(self.prepared, self.directory, done, self.progress)}
+            best = self._judge(log)
+        self.metrics.write(log)
+        standing.pending = None
+        asked = self.prepared.processes.largest(float(self.stopping.wanted)) > 0
+        if best or asked or self.over or done == run.budget.updates or done % run.checkpoint.every == 0:
+            self.save()
+        if asked:
+            self.stopping.wanted = False
+            self.progress.say(f"checkpoint of update {done}, as the signal asked")
+        self.writer.check()
 
-def _docstring(run):
-    name = str(run.recipe["name"])
-    return find(name).__doc__ if name in catalogue() else f"{name}: a recipe given in Python."
+    def _judge(self, log):
+        """Whether this evaluation is the best so far."""
+        name, standing = self.prepared.run.checkpoint.best, self.standing
+        score = log[name] if name else sum(w * log[f"eval/{n}"] for n, w in self.prepared.weights.items())
+        best = not math.isnan(score) and (standing.best is None or score > standing.best)
+        if best:
+            standing.best, standing.best_update = score, standing.update
+        standing.stale = 0 if best else standing.stale + 1
+        return best
 
+    def save(self) -> None:
+        """Copy the state on every process; the main one writes it in the background."""
+        prepared, processes = self.prepared, self.prepared.processes
+        groups = checkpoint.capture(
+            prepared.policy, prepared.learner, self.memory, processes.gather_full, keep=processes.main
+        )
+        self.saved = self.standing.update
+        if processes.main:
+            self.metrics.sync()
+            page = {"recipe.txt": prepared.page}
+            self.writer.save(groups, self._facts(), page, self.standing.best_update)
 
-def _overview(prepared):
-    """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
-    run, recipe = prepared.run, prepared.recipe
-    one = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed)
-    groups = run.budget.prompts_per_update
-    changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
-    trained = sum(p.numel() for _, p in prepared.policy.trainable())
-    yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
-    yield (
-        f"an update: {groups} prompts x {one.leaves} leaves = {groups * one.leaves} pictures scored, "
-        f"{groups * one.rollout_calls:,} network rows to draw them, {groups * one.train_calls:,} to train "
-        f"{groups * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
-    )
+    def _facts(self):
+        prepared = self.prepared
+        return {
+            "update": self.standing.update,
+            "standing": asdict(self.standing),
+            "learner": prepared.learner.counters(),
+            "settings": prepared.run.model_dump(mode="json"),
+            "fingerprints": prepared.prints,
+            "sigmas": prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist(),
+            "processes": prepared.processes.count,
+        }
 
-
-def _headline(log):
-    """What the line of progress shows: the rewards, how far the weights moved, and invalid scores if there are any."""
-    shown = {name: x for name, x in log.items() if name.startswith("reward/") or name == "param_delta_norm"}
-    return {name: x for name, x in shown.items() if name != "reward/invalid" or x}
-
-
-def _snapshots(prepared):
-    """The recipe's snapshots, and the averaged weights if they are on."""
-    return dict(prepared.recipe.snapshots) | ({"ema": prepared.ema} if prepared.ema else {})
+    def stopped(self) -> Stopped:
+        """Checkpoint the last complete update, if the weights are still its, and say how to go on."""
+        done, said = self.standing.update, ""
+        if self.prepared.processes.main:
+            try:
+                if self.saved != done and self.prepared.learner.updates == done:
+                    self.save()
+                self.writer.wait()
+            except RuntimeError as fault:
+                said = f" {fault}"
+        command = f"flowrl train --resume {shlex.quote(str(self.directory))}"
+        last = "nothing is checkpointed" if self.saved is None else f"update {self.saved} is checkpointed"
+        return self.stopping.stopped(f"interrupted; {last}.{said} Go on with: {command}")
 
 
 def _evaluated(prepared):
@@ -131,72 +230,10 @@ def _evaluated(prepared):
     return "ema" if prepared.ema else "current"
 
 
-def _watched(prepared):
-    """A clock over the parts that an update cannot do without."""
-    clock = Clock()
-    clock.watch(prepared.policy, "velocity", "network")
-    clock.watch(prepared.learner, "backward", "network")
-    clock.watch(prepared.policy, "decode", "decode")
-    clock.watch(prepared.learner, "step", "optimiser")
-    clock.watch(prepared.processes, "gather", "waiting")  # for the slowest process
-    return clock
-
-
-def _update(prepared, iteration, clock):
-    """One update and what it cost, summed over processes."""
-    run, policy = prepared.run, prepared.policy
-    began, before = time.monotonic(), (policy.forwards, policy.backwards)
-    if clock:
-        clock.seconds.clear()  # what an evaluation took
-
-    def permutation(*name):
-        return randomness.generator(run.seed, "prompts", *name)
-
-    if run.data.balance:
-        chosen = balanced(prompts.kinds(prepared.train), run.budget.prompts_per_update, iteration, permutation)
-    else:
-        chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
-    log = update(
-        policy,
-        prepared.recipe,
-        [prepared.train[i] for i in chosen],
-        clock.timed("reward", prepared.score) if clock else prepared.score,
-        prepared.learner,
-        seed=run.seed,
-        iteration=iteration,
-        batch_size=run.budget.batch_size,
-        ranks=prepared.processes.ranks(),
-    )
-    for name, rule in _snapshots(prepared).items():
-        policy.snapshot(name, rule, iteration + 1)
-    return _over_processes(prepared, log, before) | _timing(time.monotonic() - began, clock)
-
-
-def _over_processes(prepared, log, before):
-    """Sums of what is additive (loss terms, rows), the largest deviation; the rest is the same everywhere."""
-    policy, processes = prepared.policy, prepared.processes
-    counts = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
-    counts |= {name: log[name] for name in ("rollout_calls", "train_calls")}
-    additive = counts | {name: x for name, x in log.items() if name.startswith(("objective/", "penalty/"))}
-    log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
-    log |= {name: int(log[name]) for name in counts}
-    log["ratio/deviation"] = processes.largest(log["ratio/deviation"])
-    return log | {"on_policy": True}
-
-
-def _timing(seconds, clock):
-    shares = clock.shares(seconds) if clock else {}
-    return {"seconds": seconds} | {f"time/{part}": share for part, share in shares.items()}
-
-
-def _evaluate(prepared, directory, done, progress):
+def _evaluate(prepared, folder, done, progress):
     """Score the held-out prompts with the weights that are saved: the averaged ones if there are any."""
-    policy, settings, processes = (
-        prepared.policy,
-        evaluation_settings(prepared.run, prepared.recipe),
-        prepared.processes,
-    )
-    before = policy.forwards
+    policy, run, processes = prepared.policy, prepared.run, prepared.processes
+    settings, before = evaluation_settings(run, prepared.recipe), policy.forwards
     with policy.at(_evaluated(prepared)):
         log, pictures = evaluate(
             policy,
@@ -205,13 +242,13 @@ def _evaluate(prepared, directory, done, progress):
             settings,
             processes.ranks(),
             main=prepared.trained_test,
-            pictures=prepared.run.evaluation.pictures,
+            pictures=run.evaluation.pictures,
         )
         if processes.main:
-            files.replace_folder(directory / policy.folder, policy.save)
+            files.replace_folder(folder / policy.folder, policy.save)
     policy.forwards = before  # an update's rows are its own
     if processes.main:
-        _picture(prepared, pictures, directory / "samples" / f"{done:06d}.png")
+        directory.save_pictures(pictures, folder / "samples" / f"{done:06d}.png")
     means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}
     weights = "averaged weights" if prepared.ema else "current weights"
     size = (policy.shape[1] * policy.pipe.vae_scale_factor,) * 2
@@ -222,28 +259,3 @@ def _evaluate(prepared, directory, done, progress):
         f"{size[1]}x{size[0]}, {weights})"
     )
     return log
-
-
-def _picture(prepared, pictures: Tensor, path: Path):
-    scale = max(96 // pictures.shape[-1], 1)
-    media.save_png(media.picture_grid(pictures, columns=6, scale=scale), path)
-
-
-def _finish(prepared, directory, progress, first, last):
-    """Say what changed and where everything lies."""
-    if not prepared.processes.main:
-        return
-    final = f"{prepared.run.budget.updates:06d}.png"
-    pictures = [directory / "samples" / name for name in ("000000.png", final)]
-    media.before_after(*pictures, directory / "before_after.png")
-    progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
-    for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid"):
-        tags = prepared.run.data.tags
-        note = "  (not trained)" if tags and name.count("/") == 2 and name.rpartition("/")[2] not in tags else ""
-        progress.say(f"{name:<34}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}{note}")
-    progress.say(
-        f"{prepared.run.budget.updates} updates in {duration(last['elapsed'])}. Everything lies in {directory}:"
-    )
-    progress.say(
-        f"  {prepared.policy.folder}/ (for diffusers), metrics.jsonl, samples/, before_after.png, run.yaml, recipe.txt"
-    )

@@ -1,6 +1,6 @@
 """What RL needs to know of a flow generator, and the snapshots of its trainable weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -30,6 +30,7 @@ class Policy(Protocol):
     forwards: int
     backwards: int
     guidance: float
+    snapshots: "Snapshots"
 
     def encode(self, examples: Sequence[Example]) -> Tensor: ...  # -> prompt ids [P], append-only
     def noise(self, n: int, generator: torch.Generator) -> Tensor: ...  # [n, *L], drawn on the CPU
@@ -67,6 +68,18 @@ class Snapshots:
         elif rule.decay < 1.0 and update % rule.every == 0:
             for kept, now in zip(self._kept[name], live, strict=True):
                 kept.lerp_(now, 1 - rule.share_kept(update // rule.every))
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """The kept tensors by name, in the order of the parameters; a reference that is the base model has none."""
+        return {name: list(kept) for name, kept in self._kept.items() if kept is not None}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        """Put what `state` returned into the snapshots of these names, which have been made."""
+        assert state.keys() == self.state().keys(), f"snapshots {set(state)} where there are {set(self.state())}"
+        for name, saved in state.items():
+            for kept, tensor in zip(self._kept[name], saved, strict=True):
+                kept.copy_(tensor)
 
     @contextmanager
     def at(self, name: str):

@@ -28,7 +28,7 @@ class ToyPolicy:
         self.dtype, self.guidance = dtype, 1.0
         self.forwards = self.backwards = 0
         self._fit(generator)
-        self._snapshots = Snapshots([p for _, p in self.trainable()])
+        self.snapshots = Snapshots([p for _, p in self.trainable()])
 
     def _fit(self, generator, steps=400, batch=256):
         """Flow matching on the starting distribution."""
@@ -67,7 +67,7 @@ class ToyPolicy:
         return [*self.embed.named_parameters("embed"), *self.net.named_parameters("net")]
 
     def snapshot(self, name: str, rule: Snapshot, update: int) -> None:
-        self._snapshots.refresh(name, rule, update)
+        self.snapshots.refresh(name, rule, update)
 
     def at(self, name: str):
-        return self._snapshots.at(name)
+        return self.snapshots.at(name)

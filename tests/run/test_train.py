@@ -80,7 +80,7 @@ def test_branch_grpo_logs_the_rows_of_its_closed_form(go):
 
 def test_a_run_directory_tells_everything(quick):
     names = {path.name for path in quick.folder.iterdir()}
-    assert names == {"run.yaml", "recipe.txt", "metrics.jsonl", "samples", "model", "before_after.png"}
+    assert names == {"run.yaml", "recipe.txt", "metrics.jsonl", "samples", "model", "checkpoints", "before_after.png"}
     assert {p.name for p in (quick.folder / "samples").iterdir()} == {"000000.png", "000002.png", "prompts.txt"}
     again = load(quick.folder / "run.yaml")
     assert (again.seed, again.budget.updates, again.output) == (5, 2, str(quick.folder))

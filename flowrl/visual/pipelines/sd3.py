@@ -40,7 +40,7 @@ class SD3Policy:
     grid:                "pipeline" is the schedule of `pipe(num_inference_steps=T)` (SD3 shifts it twice), "linear"
                          that of `pipe(sigmas=linspace(1, 1/T, T))`
     max_sequence_length: T5 tokens, as in `pipe(max_sequence_length=...)`; without T5 they are zeros
-    batch_size:          rows per text-encoder and autoencoder call
+    batch_size:          rows per autoencoder call
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SD3Policy:
             pipe.transformer.float().requires_grad_(True)
         self.rank = rank
         base = (lambda: without_lora(pipe.transformer)) if rank else None
-        self._snapshots = Snapshots([p for _, p in self.trainable()], base)
+        self.snapshots = Snapshots([p for _, p in self.trainable()], base)
         self._ids: dict[tuple[str, str], int] = {}
         self._texts: dict[str, Encoded] = {}
 
@@ -109,18 +109,17 @@ class SD3Policy:
 
     @torch.no_grad()
     def _encode_texts(self, texts):
-        for start in range(0, len(texts), self.batch_size):
-            chunk = texts[start : start + self.batch_size]
+        """One by one: in a batch, the last bits of an embedding depend on its neighbours, and so on the run's past."""
+        for text in texts:
             tokens, _, pooled, _ = self.pipe.encode_prompt(
-                prompt=chunk,
+                prompt=[text],
                 prompt_2=None,
                 prompt_3=None,
                 device=self.device,
                 do_classifier_free_guidance=False,
                 max_sequence_length=self.max_sequence_length,
             )
-            for text, t, p in zip(chunk, tokens.cpu(), pooled.cpu(), strict=True):
-                self._texts[text] = Encoded(t.clone(), p.clone())
+            self._texts[text] = Encoded(tokens[0].cpu(), pooled[0].cpu())
 
     def _stack(self, texts):
         encoded = [self._texts[text] for text in texts]
@@ -198,14 +197,14 @@ class SD3Policy:
         return torch.cat(pictures)
 
     def snapshot(self, name: str, rule: Snapshot, update: int) -> None:
-        self._snapshots.refresh(name, rule, update)
+        self.snapshots.refresh(name, rule, update)
 
     def at(self, name: str):
-        return self._snapshots.at(name)
+        return self.snapshots.at(name)
 
     def finish(self, name: str) -> None:
         """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own dtypes and mode."""
-        self._snapshots.adopt(name)
+        self.snapshots.adopt(name)
         _cast(self.pipe.vae, self._vae_dtype)
         if not self.rank:
             _cast(self.pipe.transformer, self.dtype)

@@ -1,0 +1,91 @@
+"""What a run directory tells: how it begins, the pictures of an evaluation, the last words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from flowrl import plan
+from flowrl.run import config, files, prompts
+from flowrl.run.metrics import Progress, duration
+from flowrl.run.prepare import Prepared
+from rewards import media
+
+
+def start(prepared: Prepared, directory: Path) -> None:
+    """Make the run directory; from here on something is written."""
+    directory.mkdir(parents=True)
+    (directory / "samples").mkdir()
+    if prepared.texts:
+        Path(prepared.run.data.train).write_text(prompts.dump(prepared.texts), encoding="utf-8")
+    files.replace_text(directory / "run.yaml", config.dump(prepared.run))
+    run, sigmas = prepared.run, prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist()
+    page = f"{prepared.page}\n\n# sigmas ({run.model.grid} grid)\n{sigmas}\n"
+    (directory / "recipe.txt").write_text(page, encoding="utf-8")
+    _name_pictures(prepared, directory)
+
+
+def go_on(prepared: Prepared, directory: Path, update: int) -> None:
+    """Note what changes, and put away the pictures of updates that are done again."""
+    files.replace_text(directory / "run.yaml", config.dump(prepared.run))
+    for picture in (directory / "samples").glob("*.png"):
+        if picture.stem.isdigit() and int(picture.stem) > update:
+            picture.unlink()
+    _name_pictures(prepared, directory)
+
+
+def _name_pictures(prepared, directory):
+    shown = [e.prompt for e in prepared.test[: prepared.run.evaluation.pictures]]
+    (directory / "samples" / "prompts.txt").write_text("\n".join(shown) + "\n", encoding="utf-8")
+
+
+def overview(prepared: Prepared) -> Iterator[str]:
+    """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
+    run, recipe = prepared.run, prepared.recipe
+    one = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed)
+    groups = run.budget.prompts_per_update
+    changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
+    trained = sum(p.numel() for _, p in prepared.policy.trainable())
+    yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
+    yield (
+        f"an update: {groups} prompts x {one.leaves} leaves = {groups * one.leaves} pictures scored, "
+        f"{groups * one.rollout_calls:,} network rows to draw them, {groups * one.train_calls:,} to train "
+        f"{groups * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
+    )
+
+
+def headline(log: Mapping[str, object]) -> dict[str, float | int]:
+    """What the line of progress shows: the rewards, how far the weights moved, and invalid scores if there are any."""
+    shown = {name: x for name, x in log.items() if name.startswith("reward/") or name == "param_delta_norm"}
+    return {name: x for name, x in shown.items() if name != "reward/invalid" or x}
+
+
+def warn_of_equal_groups(lines: Sequence[Mapping], log: Mapping, progress: Progress, *, window: int = 10) -> None:
+    """Say it once, when for `window` updates more than half of the groups taught nothing."""
+    shares = [line["group/zero_spread"] for line in [*lines[1:], log]]
+    recent, before = shares[-window:], shares[-window - 1 : -1]
+    if len(recent) == window and sum(recent) > window / 2 and not (len(before) == window and sum(before) > window / 2):
+        progress.say(
+            f"warning: {sum(recent) / window:.0%} of the groups of the last {window} updates had equal rewards and "
+            "taught nothing. Raise rollout.roots or use a denser reward."
+        )
+
+
+def save_pictures(pictures: Tensor, path: Path) -> None:
+    """A grid with six columns."""
+    scale = max(96 // pictures.shape[-1], 1)
+    media.save_png(media.picture_grid(pictures, columns=6, scale=scale), path)
+
+
+def finish(prepared: Prepared, directory: Path, progress: Progress, first: Mapping, last: Mapping) -> None:
+    """Say what changed and where everything lies."""
+    pictures = [directory / "samples" / f"{line['iteration']:06d}.png" for line in (first, last)]
+    media.before_after(*pictures, directory / "before_after.png")
+    progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
+    for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid" and n in last):
+        tags = prepared.run.data.tags
+        note = "  (not trained)" if tags and name.count("/") == 2 and name.rpartition("/")[2] not in tags else ""
+        progress.say(f"{name:<34}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}{note}")
+    progress.say(f"{last['iteration']} updates in {duration(last['elapsed'])}. Everything lies in {directory}:")
+    folder = f"  {prepared.policy.folder}/ (for diffusers), checkpoints/ (to go on from), "
+    progress.say(folder + "metrics.jsonl, samples/, before_after.png, run.yaml, recipe.txt")

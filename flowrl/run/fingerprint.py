@@ -1,0 +1,74 @@
+"""What a run was made from, in digests: data files and model folder, so that a resumed run can tell a changed one."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from flowrl.run import prompts
+from flowrl.run.config import resolve
+from flowrl.run.settings import Run
+
+MIB = 2**20
+CONTENT = "content"  # of a prompt file, wherever it lies
+WEIGHTS = (".safetensors", ".bin", ".pt", ".msgpack", ".gguf")
+
+
+def take(run: Run, texts=(), *, loaded: bool = False) -> dict[str, dict[str, str]]:
+    """{setting: {file: digest}} of data.train, data.test and model.path.
+
+    texts:  prompts in the place of the file data.train
+    loaded: the model is a pipeline in memory, of which no file is known
+    """
+    train = _digest(prompts.dump(texts).encode()) if texts else of_file(resolve(run.data.train))
+    found = {"data.train": {CONTENT: train}}
+    if run.data.test:
+        found["data.test"] = {CONTENT: of_file(resolve(run.data.test))}
+    return found | {"model.path": {} if loaded else of_model(resolve(run.model.path))}
+
+
+def of_file(path: Path) -> str:
+    """sha256 of the content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def of_model(folder: Path) -> dict[str, str]:
+    """Digests of model_index.json and of every file in the folders of components, by relative path.
+
+    A weight file counts by its size and its first and last MiB: of 20 GB, reading all would take longer than loading.
+    """
+    inside = [path for path in folder.glob("*/**/*") if path.is_file()]
+    files = [path for path in (folder / "model_index.json", *inside) if path.is_file()]
+    shown = {path.relative_to(folder).as_posix(): path for path in sorted(files)}
+    shown = {name: path for name, path in shown.items() if not any(x.startswith(".") for x in name.split("/"))}
+    return {name: of_ends(path) if path.suffix in WEIGHTS else of_file(path) for name, path in shown.items()}
+
+
+def of_ends(path: Path) -> str:
+    """Bytes and sha256 of the first and the last MiB."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        first = stream.read(MIB)
+        stream.seek(max(size - MIB, 0))
+        return f"{size} bytes, {_digest(first + stream.read(MIB))}"
+
+
+def difference(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> str | None:
+    """The first file that is another now, in words."""
+    for setting in (*before, *(name for name in now if name not in before)):
+        old, new = before.get(setting, {}), now.get(setting, {})
+        for name in sorted(old.keys() | new.keys()):
+            was, became = old.get(name, "absent"), new.get(name, "absent")
+            if was != became:
+                file = "" if name == CONTENT else f" ({name})"
+                return f"{setting} has changed since the checkpoint{file}: sha256 {_short(was)} is now {_short(became)}"
+    return None
+
+
+def _short(digest):
+    size, _, rest = digest.rpartition(", ")
+    return f"{size}, {rest[:12]}" if size else rest[:12]
+
+
+def _digest(content):
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,60 @@
+"""Signals: SIGTERM and SIGINT stop a run at its next network call, SIGUSR1 asks for a checkpoint.
+
+A handler only takes note, so that no step of the optimiser and no write is ever cut in two; a second signal ends the
+process at once.
+"""
+
+import os
+import signal
+import threading
+from functools import wraps
+
+
+class Stopped(KeyboardInterrupt):
+    """A run that a signal has stopped; `code` is what the shell expects of a process that ended so."""
+
+    def __init__(self, said: str, code: int):
+        super().__init__(said)
+        self.code = code
+
+
+class Stopping:
+    """A context that takes note of signals; outside of the main thread Python allows none to be caught."""
+
+    def __init__(self):
+        self.signal: int | None = None  # that asked to stop
+        self.wanted = False  # a checkpoint, at the end of the update
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Stopping":
+        if threading.current_thread() is threading.main_thread():
+            handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGUSR1: self._want}
+            self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        return self
+
+    def __exit__(self, *fault) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def watch(self, owner: object, method: str) -> None:
+        """Replace a method by one that raises Stopped, instead of starting, once a signal has come."""
+        call = getattr(owner, method)
+
+        @wraps(call)
+        def run(*args, **kwargs):
+            if self.signal is not None:
+                raise self.stopped("stopped")
+            return call(*args, **kwargs)
+
+        setattr(owner, method, run)
+
+    def stopped(self, said: str) -> Stopped:
+        return Stopped(said, 128 + self.signal)
+
+    def _stop(self, number, frame):
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number
+
+    def _want(self, number, frame):
+        self.wanted = True

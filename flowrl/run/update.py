@@ -1,0 +1,91 @@
+"""One update of a run: which prompts it trains on, what it cost on all processes, and what must not go unseen."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from flowrl import randomness
+from flowrl.allocation.prompts import balanced, shuffled
+from flowrl.recipe import Snapshot
+from flowrl.run import prompts
+from flowrl.run.prepare import Prepared
+from flowrl.run.profile import Clock
+from flowrl.visual import trainer
+from flowrl.visual.policy import Example
+
+TERMS = ("objective/", "penalty/")  # of the loss; each process logs its share
+
+
+def snapshots(prepared: Prepared) -> Mapping[str, Snapshot]:
+    """The recipe's snapshots, and the averaged weights if they are on."""
+    return dict(prepared.recipe.snapshots) | ({"ema": prepared.ema} if prepared.ema else {})
+
+
+def watched(prepared: Prepared) -> Clock:
+    """A clock over the parts that an update cannot do without."""
+    clock = Clock()
+    clock.watch(prepared.policy, "velocity", "network")
+    clock.watch(prepared.learner, "backward", "network")
+    clock.watch(prepared.policy, "decode", "decode")
+    clock.watch(prepared.learner, "step", "optimiser")
+    clock.watch(prepared.processes, "gather", "waiting")  # for the slowest process
+    return clock
+
+
+def update(prepared: Prepared, iteration: int, clock: Clock | None) -> dict:
+    """One update and what it cost, summed over processes."""
+    run, policy = prepared.run, prepared.policy
+    began, before = time.monotonic(), (policy.forwards, policy.backwards)
+    if clock:
+        clock.seconds.clear()  # what an evaluation took
+
+    def permutation(*name):
+        return randomness.generator(run.seed, "prompts", *name)
+
+    if run.data.balance:
+        chosen = balanced(prompts.kinds(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+    else:
+        chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+    examples = [prepared.train[i] for i in chosen]
+    log = trainer.update(
+        policy,
+        prepared.recipe,
+        examples,
+        clock.timed("reward", prepared.score) if clock else prepared.score,
+        prepared.learner,
+        seed=run.seed,
+        iteration=iteration,
+        batch_size=run.budget.batch_size,
+        ranks=prepared.processes.ranks(),
+    )
+    for name, rule in snapshots(prepared).items():
+        policy.snapshot(name, rule, iteration + 1)
+    log = _over_processes(prepared, log, before)
+    refuse_nan(log, iteration + 1, examples)
+    if "nonfinite_parameter" in log:
+        log["nonfinite_prompts"] = [e.prompt for e in examples]
+    return log | _timing(time.monotonic() - began, clock)
+
+
+def _over_processes(prepared, log, before):
+    """Sums of what is additive (loss terms, rows), the largest deviation; the rest is the same everywhere."""
+    policy, processes = prepared.policy, prepared.processes
+    counts = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
+    counts |= {name: log[name] for name in ("rollout_calls", "train_calls")}
+    additive = counts | {name: x for name, x in log.items() if name.startswith(TERMS)}
+    log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
+    log |= {name: int(log[name]) for name in counts}
+    log["ratio/deviation"] = processes.largest(log["ratio/deviation"])
+    return log | {"on_policy": True}
+
+
+def refuse_nan(log: Mapping[str, object], update: int, examples: Sequence[Example]) -> None:
+    """A term of the loss that is not a number stops the run, on every process alike."""
+    for name in (name for name, x in log.items() if name.startswith(TERMS) and math.isnan(x)):
+        shown = "; ".join(e.prompt for e in examples[:4])
+        raise RuntimeError(f"update {update}: {name} is nan, so the run stops. {len(examples)} prompts: {shown}")
+
+
+def _timing(seconds, clock):
+    shares = clock.shares(seconds) if clock else {}
+    return {"seconds": seconds} | {f"time/{part}": share for part, share in shares.items()}
