@@ -23,7 +23,9 @@ from flowrl.visual.policy import Policy
 
 GROUPS = ("weights", "optimizer", "snapshots", "memory")
 MARKER = "state.json"
-Values = dict[str, Tensor | float]  # by name; those of the optimiser and of snapshots as "exp_avg/PARAMETER", "ema/..."
+Values = dict[
+    str, Tensor | float | int
+]  # by name; those of the optimiser and of snapshots as "exp_avg/PARAMETER", "ema/..."
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Found:
 def capture(
     policy: Policy,
     learner: Learner,
-    memory: Mapping[str, Tensor | float],
+    memory: Mapping[str, Tensor | float | int],
     gather: Callable[[Iterable[Tensor]], Iterator[Tensor]],
     keep: bool,
 ) -> dict[str, Values]:
