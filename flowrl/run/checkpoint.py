@@ -217,6 +217,11 @@ class Writer:
         here = [path for path in _candidates(folder) if number(path) <= upto and damage(path) is None]
         self._whole = sorted({number(path) for path in here})
 
+    @property
+    def newest(self) -> int | None:
+        """The update of the last checkpoint that is whole."""
+        return self._whole[-1] if self._whole else None
+
     def save(self, groups: Mapping[str, Values], facts: Mapping, texts: Mapping[str, str], best: int | None) -> None:
         """Start to write the checkpoint of update facts["update"]; waits for the one before, and tells its fault."""
         self.wait()
@@ -243,7 +248,7 @@ class Writer:
             self._prune(best)
         except Exception as error:  # safetensors has an exception of its own, and a thread has nobody to tell
             shutil.rmtree(self._folder / f".{update:06d}.new", ignore_errors=True)
-            stands = f"{self._whole[-1]:06d} is whole" if self._whole else "there is none before it"
+            stands = "there is none before it" if self.newest is None else f"{self.newest:06d} is whole"
             said = f"the checkpoint of update {update} could not be written ({error}); {stands}."
             self._fault = RuntimeError(said)
 

@@ -33,7 +33,7 @@ class Metrics:
 
     def sync(self) -> None:
         """Wait until the lines are on the disk, so that no checkpoint is ahead of them."""
-        if self._file:
+        if self._file and self.lines:
             sync(self._file)
 
 

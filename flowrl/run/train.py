@@ -221,8 +221,8 @@ class Training:
             except RuntimeError as fault:
                 said = f" {fault}"
         command = f"flowrl train --resume {shlex.quote(str(self.directory))}"
-        last = "nothing is checkpointed" if self.saved is None else f"update {self.saved} is checkpointed"
-        return self.stopping.stopped(f"interrupted; {last}.{said} Go on with: {command}")
+        last = "nothing" if self.writer.newest is None else f"update {self.writer.newest}"
+        return self.stopping.stopped(f"interrupted; {last} is checkpointed.{said} Go on with: {command}")
 
 
 def _evaluated(prepared):
