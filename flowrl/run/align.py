@@ -17,6 +17,7 @@ def align(
     recipe: str | Mapping[str, object] | Recipe = "flow_grpo_fast",
     updates: int = 100,
     output: str | Path = "runs/align",
+    resume: bool = False,
     **sections: object,
 ) -> Result:
     """Align a generator with rewards; returns `.pipeline`, `.metrics` and `.directory`.
@@ -26,6 +27,7 @@ def align(
               {name: (function, weight)}
     prompts:  a prompt file, or a list of prompts
     recipe:   a key of `flowrl recipes`, {"name": key, change: value}, or a Recipe
+    resume:   go on with the run in `output` from its newest checkpoint; all else as it was given then
     sections: what else a run file may hold, such as seed=1, budget={"prompts_per_update": 8}, model_settings={"train":
               "full"}, optimizer={...}, evaluation={...}
     """
@@ -41,7 +43,8 @@ def align(
     given["budget"] = {**given.get("budget", {}), "updates": updates}
     given["data"] = {"train": str(file), **given.get("data", {})}
     run = from_dict(given)
-    return train(prepare(run, pipe=model if loaded else None, functions=functions, recipe=own, texts=texts))
+    pipe = model if loaded else None
+    return train(prepare(run, pipe=pipe, functions=functions, recipe=own, texts=texts, resume=resume))
 
 
 def _rewards(given):

@@ -150,6 +150,8 @@ def _state(path):
 
 def damage(path: Path) -> str | None:
     """Why a folder is not a whole checkpoint, as far as sizes tell; None if it is."""
+    if not path.is_dir():
+        return "it is not there"
     if not (path / MARKER).is_file():
         return f"it has no {MARKER}, its writing was interrupted"
     try:

@@ -88,6 +88,19 @@ def sample(
 
 
 @app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="directory of a run")],
+    to: Annotated[Path, typer.Option(help="folder to write")],
+    checkpoint: Annotated[str, typer.Option(metavar="N|best|last", help="which checkpoint")] = "last",
+    merge: Annotated[bool, typer.Option("--merge", help="fuse the adapter into the base: a whole pipeline")] = False,
+) -> None:
+    """Write the weights of a checkpoint for plain diffusers: an adapter, or a whole pipeline."""
+    from flowrl.run.use import export as start
+
+    print(_running(_before(lambda: start(directory, to, checkpoint, merge))))
+
+
+@app.command()
 def plan(run: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Count what RUN will do, without touching a network."""
     from flowrl.run.use import plan as start

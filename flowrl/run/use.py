@@ -5,7 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flowrl import plan as plans
-from flowrl.run import files
+from flowrl.recipe import nearest
+from flowrl.run import checkpoint, files, fingerprint, resume
+from flowrl.run.checkpoint import Found
 from flowrl.run.config import load, resolve
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
@@ -69,6 +71,48 @@ def sample(file: str, overrides: Sequence[str], prompts: Sequence[str], weights:
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     media.save_png(media.picture_grid(pictures, columns=columns, scale=max(96 // pictures.shape[-1], 1)), to)
     return f"{len(pictures)} pictures of {len(examples)} prompts in {to}"
+
+
+def export(directory: Path, to: Path, which: str, merge: bool) -> Callable[[], str]:
+    """Prepare to write the weights of a checkpoint, the averaged ones if there are any, for plain diffusers.
+
+    which: the update of a checkpoint, "last" or "best"
+    merge: a whole pipeline instead of an adapter
+    """
+    run = resume.load(directory, ())
+    if merge and run.model.train == "full":
+        raise ValueError("--merge has no effect: the run trains full weights, which are a whole pipeline already.")
+    files.check_output(to, "--to")
+    found = _chosen(directory, run, which)
+    models = ({"model.path": x["model.path"]} for x in (found.facts["fingerprints"], fingerprint.take(run)))
+    if fault := fingerprint.difference(*models):
+        raise ValueError(f"{fault}. The weights belong to the model that was trained.")
+    _, policy = _policy(run, None)
+
+    def run_it():
+        groups = checkpoint.read(found.path)
+        averaged = run.optimizer.ema is not None
+        checkpoint.load_weights(checkpoint.averaged(groups, "ema") if averaged else groups["weights"], policy)
+        if merge:
+            policy.merge()
+        files.replace_folder(to, policy.save)
+        what = "whole pipeline" if policy.folder == "model" else "adapter"
+        return f"{'averaged' if averaged else 'current'} weights after update {found.facts['update']}: {what} in {to}"
+
+    return run_it
+
+
+def _chosen(directory: Path, run: Run, which: str) -> Found:
+    """The checkpoint of an update, the last one, or the one with the best evaluation."""
+    found, _ = resume.find(run)
+    if which == "last":
+        return found
+    if which != "best" and not which.isdigit():
+        raise ValueError(f"--checkpoint {which!r}: {nearest(which, ('best', 'last'))}Accepted: best, last, an update.")
+    update = found.facts["standing"]["best_update"] if which == "best" else int(which)
+    if update is None:
+        raise ValueError("--checkpoint best: no evaluation of this run has a score.")
+    return checkpoint.numbered(directory / "checkpoints", update)
 
 
 def _policy(run: Run, weights: Path | None) -> tuple[Processes, Policy]:

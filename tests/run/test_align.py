@@ -25,11 +25,15 @@ def redness(images):
     return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
 
 
-@pytest.fixture
-def pipe(base):
+def opened(base):
     made = StableDiffusion3Pipeline.from_pretrained(base, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
     made.set_progress_bar_config(disable=True)
     return made
+
+
+@pytest.fixture
+def pipe(base):
+    return opened(base)
 
 
 def test_align_is_found_at_the_top():
@@ -103,6 +107,21 @@ def test_a_prompt_file_is_taken_too(base, tmp_path, world):
     settings = {**SMALL, "evaluation": {"prompts": 1, "steps": 1}}
     result = align(base, rewards=redness, prompts=world / "train.jsonl", updates=1, output=tmp_path / "run", **settings)
     assert load(result.directory / "run.yaml").data.train == str(world / "train.jsonl")
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_run_from_python_goes_on_from_python(base, pipe, tmp_path, loaded):
+    """The same call with `resume`: functions and prompts that no file holds are given again."""
+    settings = {**SMALL, "evaluation": {"prompts": 1, "steps": 1, "every": 1}, "output": tmp_path / "run"}
+    given = {"rewards": {"mine": redness}, "prompts": PROMPTS, **settings}
+    short = align(pipe if loaded else base, updates=2, **given)
+    fresh = opened(base) if loaded else base
+    result = align(fresh, updates=3, resume=True, **given)
+    whole = align(base, updates=3, **{**given, "output": tmp_path / "whole"})
+    numbers = [[line["eval/mine"] for line in run.metrics] for run in (result, whole)]
+    assert numbers[0] == numbers[1] and len(short.metrics) == 3
+    with pytest.raises(ValueError, match=r"data\.train has changed since the checkpoint"):
+        align(base, updates=4, resume=True, **{**given, "prompts": [*PROMPTS, "a green cross"]})
 
 
 @pytest.mark.parametrize(

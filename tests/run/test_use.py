@@ -1,8 +1,11 @@
 """A policy without learning: counted, evaluated, drawn."""
 
 import json
+import shutil
 
 import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
 from flowrl.run import use
@@ -76,7 +79,7 @@ def test_a_picture_is_never_overwritten(refused, run_file, tmp_path):
 
 @pytest.mark.parametrize(
     ("weights", "said"),
-    [("nowhere", "holds no adapter"), ("model", "holds no adapter"), ("adapter-of-rank-2", "another rank")],
+    [("nowhere", "holds no adapter"), ("model", "holds no adapter"), ("adapter-of-rank-2", "has rank 2 on 47 modules")],
 )
 def test_weights_that_do_not_fit_are_refused(refused, run_file, quick, tmp_path, weights, said):
     path = quick.folder / "model" if weights == "model" else tmp_path / weights
@@ -93,3 +96,108 @@ def test_weights_that_do_not_fit_are_refused(refused, run_file, quick, tmp_path,
 def test_a_folder_of_adapters_is_no_model(refused, quick, tmp_path):
     line = refused("eval", quick.folder / "run.yaml", "--weights", tmp_path)
     assert "weights = " in line and "is not a pipeline" in line and resolve("assets/shapes").exists()
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, world, base):
+    """Four updates of an adapter with averaged weights, that got worse after the second: the best is not the last."""
+    from flowrl.run.config import from_dict
+    from flowrl.run.prepare import prepare
+    from flowrl.run.train import train
+
+    scores = iter([0.0, 2.0, 1.0])
+
+    def odd(images):
+        """Of the three held-out prompts whatever comes next; of a rollout how red they are."""
+        if len(images) == 3:
+            return [next(scores)] * 3
+        return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
+
+    given = {
+        "model": {"path": str(base), "grid": "linear", "max_sequence_length": 0, "lora": {"rank": 4, "alpha": 16}},
+        "data": {"train": str(world / "train.jsonl"), "test": str(world / "test.jsonl")},
+        "rewards": {"odd": 1.0},
+        "recipe": {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 4},
+        "budget": {"updates": 4, "prompts_per_update": 2},
+        "optimizer": {"learning_rate": 0.03, "ema": 0.5},
+        "evaluation": {"prompts": 3, "every": 2},
+        "checkpoint": {"keep": 1},
+        "output": str(tmp_path_factory.mktemp("tuned") / "run"),
+    }
+    return train(prepare(from_dict(given), functions={"odd": odd})).directory
+
+
+def drawn(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    return pipe(
+        prompt=["a red circle", "two blue squares"], sigmas=[1.0, 0.75, 0.5, 0.25], latents=noise, guidance_scale=1.0,
+        max_sequence_length=0, output_type="pt",
+    ).images  # fmt: skip
+
+
+def opened(folder):
+    return StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
+
+
+def with_adapter(base, folder):
+    pipe = opened(base)
+    pipe.load_lora_weights(folder)
+    return pipe
+
+
+@pytest.mark.parametrize("which", ["last", "4", "best", "2"])
+def test_an_exported_checkpoint_is_what_plain_diffusers_draws(command, tuned, base, tmp_path, which):
+    """C58, C63: averaged weights, as an adapter and merged into the base; the last is what the run left behind."""
+    for to, merge in (("adapter", []), ("merged", ["--merge"])):
+        done = command("export", tuned, "--to", tmp_path / to, "--checkpoint", which, *merge)
+        update = {"last": 4, "best": 2}.get(which) or int(which)
+        what = "whole pipeline" if merge else "adapter"
+        assert done.code == 0, done.err
+        assert done.out == f"averaged weights after update {update}: {what} in {tmp_path / to}\n"
+    adapter, merged = drawn(with_adapter(base, tmp_path / "adapter")), drawn(opened(tmp_path / "merged"))
+    assert (adapter - merged).abs().max() <= 1.01 / 255
+    left = drawn(with_adapter(base, tuned / "adapter"))
+    assert torch.equal(adapter, left) == (which in ("last", "4"))
+    assert (adapter - drawn(opened(base))).abs().max() > 8 / 255
+
+
+def test_full_weights_are_exported_as_a_pipeline(command, quick, tmp_path):
+    done = command("export", quick.folder, "--to", tmp_path / "model")
+    assert done.code == 0, done.err
+    assert done.out.startswith("averaged weights after update 2: whole pipeline in")
+    theirs, ours = (opened(f).transformer.state_dict() for f in (quick.folder / "model", tmp_path / "model"))
+    assert all(torch.equal(x, ours[name]) for name, x in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--checkpoint", "bset"], "--checkpoint 'bset': Did you mean 'best'? Accepted: best, last, an update."),
+        (["--checkpoint", "3"], "no whole checkpoint of update 3: it is not there. Checkpoints here: 2, 4."),
+        (["--to", "{tmp}"], "--to = '{tmp}' exists"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(refused, tuned, tmp_path, arguments, said):
+    arguments = ["--to", tmp_path / "x"] * ("--to" not in arguments) + [
+        x.replace("{tmp}", str(tmp_path)) for x in arguments
+    ]
+    assert said.replace("{tmp}", str(tmp_path)) in refused("export", tuned, *arguments)
+
+
+def test_an_export_that_means_nothing_is_refused(refused, quick, tmp_path):
+    line = refused("export", quick.folder, "--to", tmp_path / "x", "--merge")
+    assert "--merge has no effect: the run trains full weights" in line
+    assert "is not the directory of a run" in refused("export", tmp_path, "--to", tmp_path / "x")
+
+
+def test_weights_are_not_exported_onto_another_base(refused, tuned, base, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(tuned, copy)
+    shutil.copytree(base, tmp_path / "base")
+    text = (copy / "run.yaml").read_text(encoding="utf-8")
+    (copy / "run.yaml").write_text(text.replace(str(base), str(tmp_path / "base")), encoding="utf-8")
+    config = tmp_path / "base" / "scheduler" / "scheduler_config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace('"shift": ', '"shift": 1'), encoding="utf-8")
+    line = refused("export", copy, "--to", tmp_path / "x")
+    assert "model.path has changed since the checkpoint (scheduler/scheduler_config.json)" in line

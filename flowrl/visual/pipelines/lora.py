@@ -76,8 +76,23 @@ def load_lora(pipeline, directory: Path) -> None:
     saved = {k.removeprefix(prefix): v for k, v in read.items()}
     present = get_peft_model_state_dict(pipeline.transformer, adapter_name=NAME)
     if saved.keys() != present.keys() or any(saved[k].shape != x.shape for k, x in present.items()):
-        raise ValueError(f"{str(directory)!r}: its adapter has other modules or another rank than model.lora says.")
+        theirs, ours = _describe(saved), _describe(present)
+        raise ValueError(f"{str(directory)!r}: its adapter has {theirs}; model.lora says {ours}.")
     alpha, given = pipeline.transformer.peft_config[NAME].lora_alpha, (metadata or {}).get(f"{prefix}lora_alpha")
     if given not in (None, alpha):
         raise ValueError(f"{str(directory)!r} was trained with alpha {given:g}; model.lora.alpha = {alpha:g} differs.")
     set_peft_model_state_dict(pipeline.transformer, saved, adapter_name=NAME)
+
+
+def merge_lora(pipeline) -> None:
+    """Add the adapter to the weights that it adapts, for good; what is left is a plain pipeline."""
+    pipeline.fuse_lora(components=["transformer"], adapter_names=[NAME])
+    pipeline.unload_lora_weights()
+
+
+def _describe(weights):
+    """Rank and adapted modules of an adapter's weights, in words."""
+    ranks = sorted({x.shape[0] for name, x in weights.items() if ".lora_A." in name})
+    modules = [name.partition(".lora_A.")[0] for name in weights if ".lora_A." in name]
+    short = sorted({name.rpartition("transformer_blocks.")[2].partition(".")[2] or name for name in modules})
+    return f"rank {', '.join(map(str, ranks))} on {len(modules)} modules ({', '.join(short)})"

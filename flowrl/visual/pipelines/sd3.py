@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flowrl.recipe import Snapshot
 from flowrl.visual.pipelines.folders import quiet, read_index
-from flowrl.visual.pipelines.lora import add_lora, load_lora, save_lora, without_lora
+from flowrl.visual.pipelines.lora import add_lora, load_lora, merge_lora, save_lora, without_lora
 from flowrl.visual.policy import Example, Snapshots
 
 ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
@@ -110,15 +110,10 @@ class SD3Policy:
     @torch.no_grad()
     def _encode_texts(self, texts):
         """One by one: in a batch, the last bits of an embedding depend on its neighbours, and so on the run's past."""
+        settings = {"device": self.device, "max_sequence_length": self.max_sequence_length}
+        settings |= {"prompt_2": None, "prompt_3": None, "do_classifier_free_guidance": False}
         for text in texts:
-            tokens, _, pooled, _ = self.pipe.encode_prompt(
-                prompt=[text],
-                prompt_2=None,
-                prompt_3=None,
-                device=self.device,
-                do_classifier_free_guidance=False,
-                max_sequence_length=self.max_sequence_length,
-            )
+            tokens, _, pooled, _ = self.pipe.encode_prompt(prompt=[text], **settings)
             self._texts[text] = Encoded(tokens[0].cpu(), pooled[0].cpu())
 
     def _stack(self, texts):
@@ -221,6 +216,11 @@ class SD3Policy:
             save_lora(self.pipe, directory)
         else:
             self.pipe.save_pretrained(directory)
+
+    def merge(self) -> None:
+        """Make the adapter part of the base's weights; `save` writes a whole pipeline from here on."""
+        merge_lora(self.pipe)
+        self.rank = 0
 
     def load(self, directory: Path) -> None:
         """Take the weights of a folder that `save` wrote."""

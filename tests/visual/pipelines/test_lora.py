@@ -79,12 +79,28 @@ def test_alpha_counts_when_an_adapter_is_taken_back(opened, tmp_path):
         opened(rank=4, alpha=4.0).load(tmp_path / "adapter")
 
 
+def test_a_merged_adapter_is_a_whole_pipeline_that_draws_the_same(opened, plain, tmp_path):
+    """Plain diffusers loads it without knowing of adapters."""
+    policy = trained(opened, "sd3.5")
+    ours, start = drawn(policy), drawn(opened("sd3.5"))
+    policy.merge()
+    assert policy.folder == "model" and not policy.pipe.get_list_adapters()
+    policy.save(tmp_path / "model")
+    pipe = plain("sd3.5", tmp_path / "model")
+    assert not any("lora" in name for name, _ in pipe.transformer.named_parameters())
+    assert (drawn_by(pipe, policy) - ours).abs().max() <= 1.01 / 255 and (ours - start).abs().max() > 8 / 255
+
+
 @pytest.mark.parametrize(
-    "settings", [{"rank": 2, "alpha": 16.0}, {"rank": 4, "alpha": 16.0, "targets": ("attn.to_q",)}]
+    ("settings", "ours"),
+    [
+        ({"rank": 2, "alpha": 16.0}, r"rank 2 on 47 modules \(attn\.add_k_proj, .*attn\.to_v\)"),
+        ({"rank": 4, "alpha": 16.0, "targets": ("attn.to_q",)}, r"rank 4 on 6 modules \(attn\.to_q\)"),
+    ],
 )
-def test_an_adapter_of_another_shape_is_refused(opened, tmp_path, settings):
+def test_an_adapter_of_another_shape_is_refused_with_both(opened, tmp_path, settings, ours):
     lora.save_lora(trained(opened).pipe, tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"other modules or another rank than model\.lora"):
+    with pytest.raises(ValueError, match=rf"has rank 4 on 47 modules \(.*\); model\.lora says {ours}\.$"):
         opened(**settings).load(tmp_path / "adapter")
 
 
