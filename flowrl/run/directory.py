@@ -62,7 +62,7 @@ def headline(log: Mapping[str, object]) -> dict[str, float | int]:
 
 def warn_of_equal_groups(lines: Sequence[Mapping], log: Mapping, progress: Progress, *, window: int = 10) -> None:
     """Say it once, when for `window` updates more than half of the groups taught nothing."""
-    shares = [line["group/zero_spread"] for line in [*lines[1:], log]]
+    shares = [float(line["group/zero_spread"]) for line in [*lines[1:], log]]
     recent, before = shares[-window:], shares[-window - 1 : -1]
     if len(recent) == window and sum(recent) > window / 2 and not (len(before) == window and sum(before) > window / 2):
         progress.say(
@@ -85,7 +85,8 @@ def finish(prepared: Prepared, directory: Path, progress: Progress, first: Mappi
     for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid" and n in last):
         tags = prepared.run.data.tags
         note = "  (not trained)" if tags and name.count("/") == 2 and name.rpartition("/")[2] not in tags else ""
-        progress.say(f"{name:<34}{first[name]:9.3f}{last[name]:9.3f}{last[name] - first[name]:+9.3f}{note}")
+        before, after = float(first[name]), float(last[name])  # a log line says "nan"
+        progress.say(f"{name:<34}{before:9.3f}{after:9.3f}{after - before:+9.3f}{note}")
     progress.say(f"{last['iteration']} updates in {duration(last['elapsed'])}. Everything lies in {directory}:")
     folder = f"  {prepared.policy.folder}/ (for diffusers), checkpoints/ (to go on from), "
     progress.say(folder + "metrics.jsonl, samples/, before_after.png, run.yaml, recipe.txt")

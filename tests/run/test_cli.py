@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -58,6 +60,10 @@ def shell(*command, cwd, timeout=120, **environment):
         ("output={tmp}/file/run", ["{tmp}/file' is a file, not a directory"]),
         ("output={tmp}", ["output = '{tmp}' exists"]),
         ("seed", ["'seed': expected key=value"]),
+        ("evaluation.patience=3", ["evaluation.patience has no effect without evaluation.every"]),
+        ("checkpoint.best=eval/jpeg_sise", ["Did you mean 'eval/jpeg_size'?", "eval/jpeg_size/count"]),
+        ("checkpoint.every=0", ["checkpoint.every = 0"]),
+        ("model.init_adapter=nowhere", ["model.init_adapter = 'nowhere' holds no adapter"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(refused, run_file, tmp_path, override, said):
@@ -111,6 +117,29 @@ def test_every_command_refuses_bad_input_alike(refused, run_file, command_name):
 def test_an_unknown_run_or_recipe_is_named_with_the_nearest(refused):
     assert "Did you mean 'quickstart'?" in refused("train", "quikstart")
     assert "Did you mean 'flow_grpo'?" in refused("explain", "flow_gpro")
+
+
+def test_a_warm_start_of_full_weights_is_refused(refused, run_file):
+    line = refused("train", run_file(model={"train": "full", "lora": None, "init_adapter": "x"}))
+    assert "model.init_adapter has no effect with model.train = full" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "train: give a run file, or --resume and the directory of a run."),
+        (["--resume", "nowhere"], "--resume 'nowhere' is not the directory of a run: it has no run.yaml."),
+        (["--resume", "{run}", "{run}/run.yaml"], "expected key=value"),
+        (["--resume", "{run}", "seed=3"], "seed = 3 was 5 when the run was checkpointed."),
+        (["--resume", "{run}", "recipe.objective.clip_low=1"], 'recipe changed since the checkpoint: "objective.clip'),
+        (["--resume", "{run}", "budget.updates=9"], "the linear schedule is spread over them"),
+        (["--resume", "{run}", "output=x"], "output has no effect with --resume"),
+    ],
+)
+def test_a_resume_that_cannot_be_is_one_line_and_exit_code_2(refused, quick, arguments, said):
+    before = {path: path.stat().st_mtime_ns for path in quick.folder.rglob("*")}
+    assert said in refused("train", *[x.replace("{run}", str(quick.folder)) for x in arguments])
+    assert {path: path.stat().st_mtime_ns for path in quick.folder.rglob("*")} == before
 
 
 def test_a_run_that_exists_is_never_touched(refused, quick):
@@ -235,18 +264,33 @@ def test_import_and_help_are_quick_and_load_no_model_library(tmp_path, what):
     assert min(took) <= 0.7, took
 
 
-def test_ctrl_c_leaves_whole_files_and_exit_code_130(run_file, tmp_path):
-    path = run_file(budget={"updates": 500, "prompts_per_update": 2}, evaluation={"prompts": 1, "steps": 1})
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_whole_files_a_checkpoint_and_a_command_that_works(run_file, tmp_path, number, code):
+    """C69: one line on stderr, no process left behind; the command that is printed goes on from there."""
+    path = run_file(
+        budget={"updates": 500, "prompts_per_update": 2},
+        evaluation={"prompts": 1, "steps": 1},
+        checkpoint={"every": 400},
+        output="my run",
+    )
     process = subprocess.Popen(
         [*FLOWRL, "train", str(path)], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
     )  # fmt: skip
-    log = tmp_path / "run" / "metrics.jsonl"
+    log = tmp_path / "my run" / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= 3):
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and len(said.splitlines()) == 1 and "interrupted" in said, said
-    assert all(json.loads(line) for line in log.read_text().splitlines())
-    assert (tmp_path / "run" / "adapter" / "pytorch_lora_weights.safetensors").is_file()
+    assert process.returncode == code and len(said.splitlines()) == 1, said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    done = int(re.search(r"interrupted; update (\d+) is checkpointed\.", said)[1])
+    lines = [json.loads(line)["iteration"] for line in log.read_text().splitlines()]
+    assert lines == list(range(done + 1)) and done >= 2
+    assert (tmp_path / "my run" / "adapter" / "pytorch_lora_weights.safetensors").is_file()
+    command = shlex.split(said.split("Go on with: ")[1])
+    again = shell(*FLOWRL, *command[1:], f"budget.updates={done + 1}", cwd=tmp_path)
+    assert again.returncode == 0 and not again.stderr and f"resumed after update {done}, |weights| = " in again.stdout
+    assert log.read_text().count("\n") == done + 2

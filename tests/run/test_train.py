@@ -5,7 +5,9 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,11 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image
+from safetensors.torch import load_file
 
 from flowrl import plan, randomness
+from flowrl.recipe import part
+from flowrl.run import checkpoint, resume
 from flowrl.run.config import from_dict, load
 from flowrl.run.evaluation import sample
 from flowrl.run.prepare import evaluation_settings, prepare
@@ -418,3 +423,191 @@ def test_the_first_evaluation_is_of_the_base(go, base):
         digests.add(hashlib.sha256((result.directory / "samples" / "000000.png").read_bytes()).hexdigest())
         assert math.isfinite(result.metrics[0]["eval/redness"])
     assert len(digests) == 1
+
+
+# Numbers that are none.
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_term(prepared):
+    """D9: before anything is stepped on; the prompts of the batch are named, the last checkpoint is whole."""
+
+    def broken(ratio, advantage):
+        calls.append(1)
+        return ratio * (math.nan if len(calls) == 2 else 1.0) * advantage
+
+    calls: list[int] = []
+    ready = prepared(checkpoint={"every": 1}, budget={"updates": 4})
+    ready = replace(ready, recipe=ready.recipe.but(objective=part(broken), penalties=(), snapshots={}))
+    before = {}
+    step = ready.learner.step
+    ready.learner.step = lambda: (before.update({ready.learner.updates: weights_of(ready.policy)}), step())[1]
+    with pytest.raises(
+        RuntimeError, match=r"^update 2: objective/broken is nan, so the run stops\. 2 prompts: "
+    ) as stop:
+        train(ready)
+    named = str(stop.value).split("prompts: ")[1].split("; ")
+    assert len(named) == 2 and set(named) <= {e.prompt for e in ready.train}
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(ready.policy), before[1], strict=True))
+    assert [line["iteration"] for line in logged(Path(ready.run.output))] == [0, 1]
+    assert checkpoint.newest(Path(ready.run.output) / "checkpoints")[0].facts["update"] == 1
+
+
+def test_an_update_that_is_skipped_names_parameter_and_prompts_and_is_in_the_checkpoint(prepared, capsys):
+    """C107: in the log, on the screen, and counted on after a resume."""
+    ready = prepared(checkpoint={"every": 1})
+    step = ready.learner.step
+
+    def poisoned():
+        if ready.learner.updates == 0:
+            ready.learner.parameters[3].grad[0, 0] = math.inf
+        return step()
+
+    ready.learner.step = poisoned
+    line = train(ready).metrics[1]
+    name = ready.learner.names[3]
+    assert line["nonfinite_parameter"] == name and line["param_delta_norm"] == 0
+    assert len(line["nonfinite_prompts"]) == 2 and set(line["nonfinite_prompts"]) <= {e.prompt for e in ready.train}
+    said = f"warning: update 1 is skipped, the gradient of {name} is not finite; prompts: "
+    assert said + "; ".join(line["nonfinite_prompts"]) in capsys.readouterr().out
+    counters = checkpoint.newest(Path(ready.run.output) / "checkpoints")[0].facts["learner"]
+    assert counters == {"updates": 2, "skipped": 1, "in_a_row": 0}
+
+
+# The best, and enough of it.
+
+
+def scored(*values):
+    """A reward that gives the held-out pictures (three) one value after the other, and rollouts how red they are."""
+    left = iter(values)
+    return lambda images: [next(left)] * 3 if len(images) == 3 else redness(images)
+
+
+def standing(folder):
+    return checkpoint.newest(Path(folder) / "checkpoints")[0].facts["standing"]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "best"),
+    [((0.0, 1.0, 1.0, 0.5), 3, 1), ((3.0, 1.0, 2.0), 2, 0), ((0.0, 1.0, 0.5, 2.0, 1.0, 1.5, 9.0), 5, 3)],
+)
+def test_a_run_without_a_new_best_ends(prepared, capsys, values, ends, best):
+    """Patience of two evaluations; an equal score is no new best."""
+    ready = prepared(
+        functions={"redness": scored(*values)},
+        evaluation={"every": 1, "patience": 2},
+        budget={"updates": 9},
+        checkpoint={"keep": 1},
+    )
+    result = train(ready)
+    assert [line["iteration"] for line in result.metrics] == list(range(ends + 1))
+    said = f"no new best in 2 evaluations since update {best}: the run ends after update {ends} (evaluation.patience)."
+    assert said in capsys.readouterr().out
+    assert standing(result.directory)["best"] == max(values[: ends + 1])
+    kept = {path.name for path in (result.directory / "checkpoints").iterdir()}
+    assert kept == {f"{best:06d}", f"{ends:06d}"} and (result.directory / "before_after.png").is_file()
+
+
+def test_patience_is_counted_on_after_a_resume(prepared):
+    """Two evaluations without a best, a stop, a third one: the end."""
+    settings = {"evaluation": {"every": 1, "patience": 3}, "budget": {"updates": 9}, "checkpoint": {"every": 1}}
+
+    def failing(images):
+        return {3: lambda: [next(left)] * 3, 8: lambda: redness(images)}[len(images)]()
+
+    left = iter((5.0, 1.0, 2.0))
+    with pytest.raises(ValueError, match="StopIteration"):
+        train(prepared(functions={"redness": failing}, **settings))
+    left = iter((3.0, 4.0))
+    run = resume.load(Path("run"), ())
+    result = train(prepare(run, functions={"redness": failing}, resume=True))
+    assert [line["iteration"] for line in result.metrics] == [0, 1, 2, 3]
+    assert standing("run") == {"update": 3, "pending": None, "best": 5.0, "best_update": 0, "stale": 3}
+    again = train(prepare(run, functions={"redness": failing}, resume=True))
+    assert len(again.metrics) == 4  # it has ended
+
+
+@pytest.mark.parametrize(("name", "best"), [(None, 1), ("eval/redness/count", 2)])
+def test_the_best_is_the_weighted_total_or_what_the_settings_name(prepared, name, best):
+    """Held out are two prompts of `count`, then one of another kind; a second reward weighs against the first."""
+    values = iter([(0.0, 0.0, 0.0), (1.0, 1.0, 9.0), (3.0, 3.0, -9.0)])
+
+    def uneven(images):
+        return list(next(values)) if len(images) == 3 else redness(images)
+
+    ready = prepared(
+        functions={"redness": uneven, "dark": lambda images: [1.0] * len(images)},
+        rewards={"redness": 1.0, "dark": -0.5},
+        data={"test": str(write_held_out())},
+        evaluation={"every": 1},
+        checkpoint={"best": name} if name else {},
+    )
+    result = train(ready)
+    assert standing(result.directory)["best_update"] == best
+    line = result.metrics[best]
+    expected = line[name] if name else line["eval/redness"] - 0.5 * line["eval/dark"]
+    assert standing(result.directory)["best"] == pytest.approx(expected, abs=1e-6)
+
+
+def write_held_out():
+    rows = [("two blue squares", "count"), ("three red squares", "count"), ("a green cross", "one_object")]
+    text = "".join(json.dumps({"prompt": prompt, "tag": tag}) + "\n" for prompt, tag in rows)
+    Path("held_out.jsonl").write_text(text, encoding="utf-8")
+    return Path("held_out.jsonl").absolute()
+
+
+def test_scores_that_are_all_masked_are_no_best(prepared):
+    """A mean of nothing is nan, and nan is not made into a number."""
+
+    def failing(images):
+        return [math.nan] * 3 if len(images) == 3 else redness(images)
+
+    ready = prepared(functions={"redness": failing}, rewards={"redness": {"on_error": "mask"}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = train(ready)
+    assert standing(result.directory)["best"] is None and standing(result.directory)["stale"] == 2
+
+
+# A warm start.
+
+
+def test_a_warm_start_takes_the_weights_of_an_adapter_and_nothing_else(adapted, prepared):
+    """C62: another thing than a resume: updates, optimiser and log begin anew, and the reference is the base."""
+    _, result, _ = adapted
+    saved = load_file(result.directory / "adapter" / "pytorch_lora_weights.safetensors")
+    ready = prepared(model={"init_adapter": str(result.directory / "adapter")}, optimizer={"ema": 0.9})
+    start = weights_of(ready.policy)
+    assert sum(float(x.square().sum()) for x in saved.values()) == pytest.approx(
+        sum(float(x.square().sum()) for x in start), rel=1e-6
+    )
+    assert ready.learner.updates == 0 and not ready.learner.optimizer.state
+    metrics = train(ready).metrics
+    assert [line["iteration"] for line in metrics] == [0, 1, 2]
+    assert metrics[0]["eval/redness"] == pytest.approx(result.metrics[-1]["eval/redness"], abs=1e-6)
+    assert metrics[0]["eval/redness"] != pytest.approx(result.metrics[0]["eval/redness"], abs=1e-4)
+    assert metrics[1]["penalty/kl_mean_over_s2"] > 1e-6  # of a run that begins at the base it is 0
+
+
+def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(adapted, prepared, tmp_path):
+    """And does not take its weights again."""
+    shutil.copytree(adapted[1].directory / "adapter", tmp_path / "adapter")
+    train(prepared(model={"init_adapter": str(tmp_path / "adapter")}))
+    shutil.rmtree(tmp_path / "adapter")
+    run = resume.load(Path("run"), ["budget.updates=3"])
+    result = train(prepare(run, functions={"redness": redness}, resume=True))
+    assert [line["iteration"] for line in result.metrics] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ({"rank": 8, "alpha": 16}, r"has rank 4 on 47 modules \(.*\); model\.lora says rank 8 on 47 modules"),
+        ({"rank": 4, "alpha": 16, "targets": ["attn.to_q"]}, r"model\.lora says rank 4 on 6 modules \(attn\.to_q\)"),
+        ({"rank": 4, "alpha": 4}, r"was trained with alpha 16; model\.lora\.alpha = 4 differs"),
+    ],
+)
+def test_a_warm_start_that_does_not_fit_is_refused_with_both(adapted, prepared, lora, said):
+    with pytest.raises(ValueError, match=rf"^model\.init_adapter = '.*adapter'.*{said}"):
+        prepared(model={"init_adapter": str(adapted[1].directory / "adapter"), "lora": lora})
+    with pytest.raises(ValueError, match=r"^model\.init_adapter = 'nowhere' holds no adapter"):
+        prepared(model={"init_adapter": "nowhere"})
