@@ -220,7 +220,8 @@ class Training:
                 self.writer.wait()
             except RuntimeError as fault:
                 said = f" {fault}"
-        command = f"flowrl train --resume {shlex.quote(str(self.directory))}"
+        start = "flowrl train" if self.prepared.processes.count == 1 else "accelerate launch ... scripts/train.py"
+        command = f"{start} --resume {shlex.quote(str(self.directory))}"
         last = "nothing" if self.writer.newest is None else f"update {self.writer.newest}"
         return self.stopping.stopped(f"interrupted; {last} is checkpointed.{said} Go on with: {command}")
 

@@ -180,3 +180,26 @@ def test_the_schedules_warm_up_and_then_stay_or_fall():
     assert set(constant[3:]) == {1.0} and linear[8] == pytest.approx(0.5) and cosine[8] == pytest.approx(0.5)
     assert linear[13] == pytest.approx(0) and cosine[13] == pytest.approx(0) and min(linear[:13]) > 0
     assert all(a >= b for a, b in pairwise(cosine[3:]))
+
+
+def test_what_a_learner_holds_is_put_back_by_the_name_of_each_parameter():
+    """The step that follows is the same, bit by bit; a parameter without a state yet has none afterwards."""
+    one, other = net(), net()
+    learner, fresh = learner_of(one), learner_of(other)
+    assert learner.state() == {}
+    for _ in range(2):
+        backward(learner, one)
+        learner.step()
+    backward(learner, one, scale=math.nan)
+    learner.step()
+    assert set(learner.state()) == {"step", "exp_avg", "exp_avg_sq"}
+    assert set(learner.state()["exp_avg"]) == set(learner.names)
+    saved = {q: {name: x.clone() for name, x in values.items()} for q, values in learner.state().items()}
+    other.load_state_dict(one.state_dict())
+    fresh.restore(saved, learner.counters())
+    assert same(state(learner), state(fresh))
+    assert fresh.counters() == {"updates": 3, "skipped": 1, "in_a_row": 1}
+    for scale in (1.0, 1.0):
+        backward(learner, one, scale)
+        backward(fresh, other, scale)
+        assert learner.step() == fresh.step() and same(state(learner), state(fresh))

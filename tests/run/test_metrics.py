@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl.run import metrics
-from flowrl.run.metrics import Metrics, Progress, duration
+from flowrl.run.metrics import Metrics, Progress, duration, read_lines
 
 
 def test_every_line_is_whole_json_as_soon_as_it_is_written(tmp_path):
@@ -92,3 +92,37 @@ def test_the_time_before_the_first_update_is_not_the_updates(capsys, monkeypatch
     clock.now += 12
     progress.update(1, {"reward/invalid": 1})
     assert capsys.readouterr().out == "update 1/2  12.00 s each  0 min 12 s left  reward/invalid 1\n"
+
+
+def test_a_log_goes_on_after_the_lines_that_are_given_and_nothing_else(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    log = Metrics(file)
+    for iteration in range(4):
+        log.write({"iteration": iteration, "x": iteration / 3})
+    lines = read_lines(file, 2)
+    again = Metrics(file, lines)
+    again.write({"iteration": 3, "x": 7.0})
+    again.sync()
+    assert [json.loads(line) for line in file.read_text().splitlines()] == again.lines
+    assert again.lines == [*log.lines[:3], {"iteration": 3, "x": 7.0}]
+    Metrics(file, [])
+    assert file.read_text() == ""
+
+
+def test_a_torn_last_line_is_left_out_and_a_missing_one_is_not_made_up(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"iteration": 0}\n{"iteration": 1}\n{"iteration": 2, "rew')
+    assert read_lines(file, 1) == [{"iteration": 0}, {"iteration": 1}] and read_lines(file, -1) == []
+    with pytest.raises(ValueError, match="does not hold the lines of updates 0 to 2"):
+        read_lines(file, 2)
+    with pytest.raises(ValueError, match="updates 0 to 0"):
+        read_lines(tmp_path / "nowhere", 0)
+
+
+def test_updates_of_an_earlier_start_take_no_time(capsys, monkeypatch):
+    clock = Clock(monkeypatch)
+    progress = Progress(10, shown=True, every=10.0)
+    progress.begin(6)
+    clock.now += 12
+    progress.update(8, {})
+    assert capsys.readouterr().out == "update 8/10  6.00 s each  0 min 12 s left  \n"

@@ -132,3 +132,34 @@ def test_a_name_is_known_once_it_was_taken():
 
 def test_the_toy_fits_the_protocol(toy):
     assert isinstance(toy(), Policy)
+
+
+def test_what_snapshots_hold_is_put_back_into_others():
+    """A reference that is the base model under its adapters holds nothing."""
+
+    @contextmanager
+    def base():
+        yield
+
+    made = []
+    for _ in range(2):
+        live = weights(1, 2)
+        kept = Snapshots(live, base)
+        for name, rule in (("ref", frozen()), ("old", Snapshot(decay=0.0)), ("ema", Snapshot(decay=0.5))):
+            kept.refresh(name, rule, 0)
+        made.append((live, kept))
+    (live, kept), (other, fresh) = made
+    set_to(live, 5, 6)
+    kept.refresh("old", Snapshot(decay=0.0), 1)
+    kept.refresh("ema", Snapshot(decay=0.5), 1)
+    assert {name: [x.item() for x in xs] for name, xs in kept.state().items()} == {"old": [5, 6], "ema": [3, 4]}
+    fresh.restore(kept.state())
+    for name, values in (("old", [5, 6]), ("ema", [3, 4]), ("current", [1, 2])):
+        with fresh.at(name):
+            assert read(other) == values
+    set_to(live, 9, 9)
+    kept.refresh("old", Snapshot(decay=0.0), 2)
+    with fresh.at("old"):
+        assert read(other) == [5, 6]  # copied, not shared
+    with pytest.raises(AssertionError, match="snapshots"):
+        fresh.restore({"old": kept.state()["old"]})
