@@ -20,7 +20,7 @@ def start(prepared: Prepared, directory: Path) -> None:
         Path(prepared.run.data.train).write_text(prompts.dump(prepared.texts), encoding="utf-8")
     files.replace_text(directory / "run.yaml", config.dump(prepared.run))
     run, sigmas = prepared.run, prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist()
-    page = f"{prepared.page}\n\n# sigmas ({run.model.grid} grid)\n{sigmas}\n"
+    page = f"{prepared.origin.page}\n\n# sigmas ({run.model.grid} grid)\n{sigmas}\n"
     (directory / "recipe.txt").write_text(page, encoding="utf-8")
     _name_pictures(prepared, directory)
 

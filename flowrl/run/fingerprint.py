@@ -1,7 +1,7 @@
 """What a run was made from, in digests: data files and model folder, so that a resumed run can tell a changed one."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowrl.run import prompts
@@ -13,7 +13,7 @@ CONTENT = "content"  # of a prompt file, wherever it lies
 WEIGHTS = (".safetensors", ".bin", ".pt", ".msgpack", ".gguf")
 
 
-def take(run: Run, texts=(), *, loaded: bool = False) -> dict[str, dict[str, str]]:
+def take(run: Run, texts: Sequence[str] = (), *, loaded: bool = False) -> dict[str, dict[str, str]]:
     """{setting: {file: digest}} of data.train, data.test and model.path.
 
     texts:  prompts in the place of the file data.train

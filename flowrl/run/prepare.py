@@ -12,13 +12,13 @@ from flowrl import plan
 from flowrl.explain import explain
 from flowrl.recipe import Recipe, Snapshot, nearest
 from flowrl.recipes import catalogue, find
-from flowrl.run import files, fingerprint, prompts
+from flowrl.run import files, prompts
 from flowrl.run import resume as resuming
-from flowrl.run.checkpoint import Found
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
 from flowrl.run.processes import Processes
+from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3
 from flowrl.visual.policy import Example, Policy
@@ -42,9 +42,7 @@ class Prepared:
     warnings: list[str]
     texts: Sequence[str]  # prompts that came without a file
     weights: Mapping[str, float]  # of the rewards, by column
-    page: str  # the recipe, explained
-    prints: Mapping[str, Mapping[str, str]]  # digests of data and model
-    found: Found | None  # the checkpoint that the run goes on from
+    origin: Origin
 
     @property
     def ema(self) -> Snapshot | None:
@@ -83,45 +81,27 @@ def prepare(
     """
     recipe = recipe.check() if recipe else run.build_recipe()
     plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
-    found, skipped = resuming.find(run) if resume else (None, [])
     if not resume:
         files.check_output(Path(run.output))
-    train, test, trained_test, warnings = read_prompts(run, texts)
-    device = pick_device(run.model.device)
-    scorers = load_rewards(run, functions or {}, train + test, device)
+    *held, warnings = read_prompts(run, texts)
+    everybody, device = held[0] + held[1], pick_device(run.model.device)
+    scorers = load_rewards(run, functions or {}, everybody, device)
     weights = dict(weights_by_name(scorers))
-    check_best(run, list(weights), test)
-    page, prints = recipe_page(run, recipe), fingerprint.take(run, texts, loaded=pipe is not None)
-    warnings = skipped + (resuming.check(found, run, page, prints) if found else []) + warnings
+    check_best(run, list(weights), held[1])
+    origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
     processes = Processes(device)
-    check_shares(run, test, processes.count)
-    warnings += [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
+    check_shares(run, held[1], processes.count)
+    negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = load_policy(run, processes.device, pipe)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
-    if found:
-        resuming.check_sigmas(found, grid.tolist())
+    if origin.found:
+        resuming.check_sigmas(origin.found, grid.tolist())
     elif run.model.init_adapter:
         start_from(policy, run.model.init_adapter)
     plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
-    warnings += policy.warnings(train + test)
-    learner, score = make_learner(run, policy, processes), make_score(scorers, train + test)
-    return Prepared(
-        run,
-        recipe,
-        policy,
-        learner,
-        processes,
-        train,
-        test,
-        trained_test,
-        score,
-        warnings,
-        texts,
-        weights,
-        page,
-        prints,
-        found,
-    )
+    warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
+    learner, score = make_learner(run, policy, processes), make_score(scorers, everybody)
+    return Prepared(run, recipe, policy, learner, processes, *held, score, warnings, texts, weights, origin)
 
 
 def recipe_page(run: Run, recipe: Recipe) -> str:

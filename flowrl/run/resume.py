@@ -8,6 +8,7 @@ another budget.updates where the learning rate follows a schedule over it.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.run import checkpoint, config, fingerprint
@@ -39,6 +40,24 @@ def find(run: Run) -> tuple[Found, list[str]]:
             f"`flowrl train {directory / 'run.yaml'} output=ANOTHER`."
         )
     return found, skipped
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run is made from, and the checkpoint that it goes on from."""
+
+    page: str  # the recipe, explained
+    prints: Mapping[str, Mapping[str, str]]  # digests of data and model
+    found: Found | None
+
+
+def origin(run: Run, page: str, texts: Sequence[str], *, loaded: bool, resume: bool) -> tuple[Origin, list[str]]:
+    """The origin of a run, with warnings; ValueError where it cannot go on.  `texts`, `loaded`: as in fingerprint."""
+    prints = fingerprint.take(run, texts, loaded=loaded)
+    if not resume:
+        return Origin(page, prints, None), []
+    found, skipped = find(run)
+    return Origin(page, prints, found), skipped + check(found, run, page, prints)
 
 
 def check(found: Found, run: Run, page: str, prints: Mapping) -> list[str]:

@@ -41,6 +41,7 @@ def train(prepared: Prepared) -> Result:
     """Evaluate, update, evaluate at times, and leave behind a run directory; see the README for what lies in it."""
     with Stopping() as stopping:
         training = Training(prepared, stopping)
+        training.open()
         try:
             training.run()
         except (Stopped, RuntimeError) as fault:
@@ -67,8 +68,7 @@ class Training:
         stopping.watch(prepared.policy, "velocity")
 
     def run(self) -> None:
-        """The whole of it."""
-        self._open()
+        """From where it stands to its end."""
         standing, updates = self.standing, self.prepared.run.budget.updates
         if standing.pending:
             self.close(standing.pending)
@@ -89,9 +89,9 @@ class Training:
         self.prepared.policy.finish(_evaluated(self.prepared))
         self.prepared.processes.wait()
 
-    def _open(self):
+    def open(self) -> None:
         """Make the directory, or go on with it."""
-        prepared, found = self.prepared, self.prepared.found
+        prepared, found = self.prepared, self.prepared.origin.found
         lines = self._read(found) if found else None
         prepared.processes.wait()  # until every process has seen the directory as it was
         if prepared.processes.main and found:
@@ -195,7 +195,7 @@ class Training:
         self.saved = self.standing.update
         if processes.main:
             self.metrics.sync()
-            page = {"recipe.txt": prepared.page}
+            page = {"recipe.txt": prepared.origin.page}
             self.writer.save(groups, self._facts(), page, self.standing.best_update)
 
     def _facts(self):
@@ -205,7 +205,7 @@ class Training:
             "standing": asdict(self.standing),
             "learner": prepared.learner.counters(),
             "settings": prepared.run.model_dump(mode="json"),
-            "fingerprints": prepared.prints,
+            "fingerprints": prepared.origin.prints,
             "sigmas": prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist(),
             "processes": prepared.processes.count,
         }
