@@ -67,7 +67,7 @@ def test_the_total_weighs_the_rewards_and_its_error_is_over_prompts_not_pictures
 
     def two(images, examples, group):
         value = torch.stack([group.float(), torch.ones(len(group))], 1)
-        return RewardTable(value, torch.tensor([2.0, -0.5]), group, torch.ones(len(group), dtype=torch.bool), ("a", "b"))
+        return RewardTable(value, torch.tensor([2.0, -0.5]), group, group >= 0, ("a", "b"))
 
     log, _ = evaluate(toy(), EXAMPLES[:4], two, settings(samples=2), Ranks(), main=3, pictures=1)
     assert log["eval/total"] == pytest.approx((0 + 2 + 4) / 3 - 0.5)
