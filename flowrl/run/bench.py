@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, takewhile
 from pathlib import Path
 
 import yaml
@@ -27,6 +28,7 @@ from flowrl.run.train import train
 from samplers import schedules
 
 COMPUTE = 600_000  # rows of one run
+COUNTED = 16  # updates whose rows are counted one by one
 EVALUATIONS = 6  # of a run at most, at even distances, beside the one before it
 SMOKE = ("budget.prompts_per_update=2", "evaluation.prompts=6", "evaluation.others=0", "evaluation.samples=1")
 OURS = ("recipe", "recipe.name", "budget.updates", "evaluation.every", "output")  # what bench fills in
@@ -74,7 +76,7 @@ def plan_jobs(
         changes = [f"{k}={yaml.safe_dump(v, default_flow_style=True)}" for k, v in tuned.get(key, {}).items()]
         given = [f"recipe.name={key}", *changes, *(SMOKE if smoke else ()), *overrides]
         run = config.load(path, given)
-        rows = _rows(run, 2) if smoke else _rows_within(run, compute or COMPUTE, key)
+        rows = rows_per_update(run, 2) if smoke else _rows_within(run, compute or COMPUTE, key)
         every = None if smoke else -(-len(rows) // EVALUATIONS)
         given += [f"budget.updates={len(rows)}", f"evaluation.every={'null' if smoke else every}"]
         for seed in range(run.seed, run.seed + (seeds or (1 if smoke else 3))):
@@ -121,8 +123,8 @@ def _tuned(path: Path) -> Mapping[str, Mapping[str, object]]:
     return tuned
 
 
-def _rows(run, updates):
-    """Rows of each of the first `updates` updates, forwards + 2 x backwards."""
+def rows_per_update(run: Run, updates: int) -> list[int]:
+    """Rows of each of the first updates, forwards + 2 x backwards; a recipe that draws its steps varies a little."""
     recipe, groups = run.build_recipe(), run.budget.prompts_per_update
     grid = schedules.linear(recipe.rollout.steps)
     counts = (plan.count(recipe, grid, seed=run.seed, iteration=i) for i in range(updates))
@@ -130,14 +132,13 @@ def _rows(run, updates):
 
 
 def _rows_within(run, compute, key):
-    """Rows of each update of as many as fit."""
-    (one,) = _rows(run, 1)
-    rows = _rows(run, max(compute // one, 0) + 1)
-    while sum(rows) > compute:
-        rows.pop()
+    """Rows of each update of as many as fit; beyond COUNTED they are taken to repeat."""
+    counted = rows_per_update(run, COUNTED)
+    spent = takewhile(lambda total: total <= compute, accumulate(cycle(counted)))
+    rows = [one for one, _ in zip(cycle(counted), spent, strict=False)]
     if not rows:
         raise ValueError(
-            f"--compute = {compute:,} is less than one update of {key}, which takes {one:,} rows "
+            f"--compute = {compute:,} is less than one update of {key}, which takes {counted[0]:,} rows "
             "(forwards + 2 x backwards). Raise it or lower budget.prompts_per_update."
         )
     return rows
@@ -229,10 +230,10 @@ def _one_by_one(jobs, tell, watch, at_once):
         _clear(job)
         try:
             train(prepare(job.run))
-            tell(job)
         except Exception as error:  # of one run, whatever it is; the others go on, and its traceback is kept
             _log(job).write_text(traceback.format_exc(), encoding="utf-8")
-            tell(replace(job, error=f"failed: {' '.join(str(error).split()) or type(error).__name__}"))
+            job = replace(job, error=f"failed: {' '.join(str(error).split()) or type(error).__name__}")
+        tell(job)
         watch([])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean, stdev
 
 from flowrl.run.chart import Line, chart
 
@@ -87,7 +87,7 @@ def by_recipe(runs: Sequence[Mapping]) -> dict[str, list[Mapping]]:
     for run in runs:
         if run["status"] == "done":
             done.setdefault(run["recipe"], []).append(run)
-    return dict(sorted(done.items(), key=lambda item: -mean(r["final"]["eval/total"] for r in item[1])))
+    return dict(sorted(done.items(), key=lambda item: -fmean(r["final"]["eval/total"] for r in item[1])))
 
 
 def picture(done: Mapping[str, Sequence[Mapping]], settings: Mapping[str, object]) -> str:
@@ -95,7 +95,7 @@ def picture(done: Mapping[str, Sequence[Mapping]], settings: Mapping[str, object
     lines = []
     for recipe, runs in sorted(done.items()):  # the colour of a recipe does not depend on its rank
         points = list(zip(*(run["curve"] for run in runs), strict=True))
-        middle = [(mean(x for x, _ in point), mean(y for _, y in point)) for point in points]
+        middle = [(fmean(x for x, _ in point), fmean(y for _, y in point)) for point in points]
         band = [(min(y for _, y in point), max(y for _, y in point)) for point in points] if len(runs) > 1 else ()
         lines.append(Line(recipe, middle, band))
     seeds = max(len(runs) for runs in done.values())
@@ -154,12 +154,12 @@ def _columns(scores):
 
 def _row(recipe, runs, names):
     columns = [[run["final"][name] for run in runs] for name in names]
-    middle = [f"{run:,.0f}" for run in (mean(r["updates"] for r in runs), mean(r["compute"] for r in runs))]
-    shown = [f"{mean(c):.3f}" + (f" +- {interval(c):.3f}" if len(c) > 1 else "") for c in columns]
+    middle = [f"{run:,.0f}" for run in (fmean(r["updates"] for r in runs), fmean(r["compute"] for r in runs))]
+    shown = [f"{fmean(c):.3f}" + (f" +- {interval(c):.3f}" if len(c) > 1 else "") for c in columns]
     error = _error([run["final"] for run in runs])
-    return [f"`{recipe}`", str(len(runs)), *middle, *shown, error, f"{mean(r['seconds'] for r in runs):.0f}"]
+    return [f"`{recipe}`", str(len(runs)), *middle, *shown, error, f"{fmean(r['seconds'] for r in runs):.0f}"]
 
 
 def _error(scores):
     known = [s["eval/stderr"] for s in scores if "eval/stderr" in s]
-    return f"{mean(known):.3f}" if known else ""
+    return f"{fmean(known):.3f}" if known else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
+Number = int | float
 WIDTH, HEIGHT = 860, 500
 LEFT, RIGHT, TOP, BOTTOM = 72, 620, 64, 440  # of the plot; names stand to its right
 ROW = 17  # between two names
@@ -20,8 +21,8 @@ class Line:
     """One series; `band` holds the lowest and highest value at each point, or nothing."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float]] = ()
+    points: Sequence[tuple[Number, Number]]
+    band: Sequence[tuple[Number, Number]] = ()
 
 
 def chart(lines: Sequence[Line], *, title: str, note: str, x_label: str, y_label: str) -> str:
@@ -46,10 +47,10 @@ def chart(lines: Sequence[Line], *, title: str, note: str, x_label: str, y_label
     return "\n".join([*body, *_names(lines, place), "</svg>", ""])
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
+def ticks(low: Number, high: Number, most: int) -> list[float]:
     """At most `most` + 1 round numbers at even distances that hold low and high between them."""
     span = (high - low) or abs(high) or 1.0
-    power = 10 ** floor(log10(span / most))
+    power = 10.0 ** floor(log10(span / most))
     step = next(m * power for m in (1, 2, 2.5, 5, 10, 20) if _steps(low, high, m * power) <= most)
     first, count = floor(low / step + 1e-9), max(_steps(low, high, step), 1)
     return [round((first + i) * step, 12) for i in range(count + 1)]
@@ -59,7 +60,7 @@ def _steps(low, high, step):
     return ceil(high / step - 1e-9) - floor(low / step + 1e-9)
 
 
-def number(x: float) -> str:
+def number(x: Number) -> str:
     """Thousands and millions shortened: 600k, 1.5M; others as they are."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if abs(x) >= size:
