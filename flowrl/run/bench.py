@@ -169,10 +169,10 @@ def finished(job: Job) -> bool:
     return same and bool(lines) and lines[-1]["iteration"] == job.run.budget.updates and "eval/total" in lines[-1]
 
 
-def check_at_once(wanted: int | None) -> int:
-    """How many runs at once: by default two on a CPU with two cores or more, one on a GPU."""
+def check_at_once(wanted: int | None, smoke: bool) -> int:
+    """How many runs at once: by default two on a CPU with two cores or more; one on a GPU, or of a few seconds each."""
     if wanted is None:
-        return 1 if pick_device("auto") == "cuda" else min(2, os.cpu_count() or 1)
+        return 1 if smoke or pick_device("auto") == "cuda" else min(2, os.cpu_count() or 1)
     if wanted < 1:
         raise ValueError(f"--jobs = {wanted}: expected 1 or more.")
     return wanted

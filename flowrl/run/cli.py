@@ -142,7 +142,7 @@ def bench(
     given = [*([run] if "=" in run else []), *(overrides or ())]
     asked = {"recipes": recipes, "seeds": seeds, "compute": compute, "output": output, "smoke": smoke}
     planned = _before(lambda: runs.plan_jobs("bench" if "=" in run else run, given, **asked))
-    at_once = _before(lambda: runs.check_at_once(jobs))
+    at_once = _before(lambda: runs.check_at_once(jobs, smoke))
     settings = {"run": run, "changes": given, **asked, "output": str(output)}
     ended = _running(lambda: runs.compare(planned, output, settings, at_once=at_once))
     print(f"{output}/bench.md, bench.svg, bench.json")

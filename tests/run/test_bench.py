@@ -90,6 +90,15 @@ def test_what_a_recipe_changes_stands_beside_the_run_file_and_the_command_line_w
         jobs_of(file, smoke=True)
 
 
+def test_two_runs_at_once_unless_the_device_or_the_smoke_says_one(monkeypatch):
+    """A run of seconds is made in this process: starting another takes longer."""
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(bench, "pick_device", lambda wanted: "cpu")
+    assert [bench.check_at_once(n, smoke=s) for n, s in ((None, False), (None, True), (5, True))] == [2, 1, 5]
+    monkeypatch.setattr(bench, "pick_device", lambda wanted: "cuda")
+    assert bench.check_at_once(None, smoke=False) == 1
+
+
 def test_seeds_are_counted_from_that_of_the_run_file_on(run_file):
     jobs = jobs_of(run_file(), "seed=4", seeds=2, compute=100_000)
     assert [job.name for job in jobs] == [f"{key}/seed{s}" for key in ("flow_grpo", "flow_cps") for s in (4, 5)]
