@@ -153,6 +153,32 @@ def recipes(as_json: AsJson = False) -> None:
         print(f"{row['key']:<16}{row['title']:<18}{row['paper']:<14}{row['summary']}")
 
 
+@app.command()
+def bench(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="run file; an argument with = is a setting")] = "bench",
+    overrides: Overrides = None,
+    recipes: Annotated[str, typer.Option(help="names with commas between them, or all")] = "all",
+    seeds: Annotated[int | None, typer.Option(help="runs of each recipe  [default: 3]")] = None,
+    compute: Annotated[int | None, typer.Option(help="forwards + 2 x backwards of a run  [default: 600000]")] = None,
+    output: Annotated[Path, typer.Option(help="folder of the runs and results")] = Path("runs/bench"),
+    jobs: Annotated[int | None, typer.Option(help="runs at once, of one thread each  [default: 2 on CPUs]")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="two small updates of each: does every recipe run?")] = False,
+) -> None:
+    """Compare recipes at equal compute; finished runs are not repeated."""
+    from flowrl.run import bench as runs
+
+    given = [*([run] if "=" in run else []), *(overrides or ())]
+    asked = {"recipes": recipes, "seeds": seeds, "compute": compute, "output": output, "smoke": smoke}
+    planned = _before(lambda: runs.plan_jobs("bench" if "=" in run else run, given, **asked))
+    at_once = _before(lambda: runs.check_at_once(jobs, smoke))
+    settings = {"run": run, "changes": given, **asked, "output": str(output)}
+    ended = _running(lambda: runs.compare(planned, output, settings, at_once=at_once))
+    print(f"{output}/bench.md, bench.svg, bench.json")
+    if failed := [job for job in ended if job.error]:
+        _say(f"{len(failed)} of {len(ended)} runs failed, first {failed[0].name}: {failed[0].error}")
+        raise SystemExit(1)
+
+
 def _before(job):
     """Prepare a job: what is wrong now is wrong on every process, the first says it, and exit code 2."""
     try:

@@ -28,19 +28,29 @@ def resolve(path: str | Path) -> Path:
 
 def load(file: str | Path, overrides: Sequence[str] = ()) -> Run:
     """Read a run file and apply `key=value` overrides."""
+    return from_dict(read(run_file(file)), overrides)
+
+
+def run_file(file: str | Path) -> Path:
+    """The run file of this path, or of this name in scripts/configs."""
     path = resolve(file)
     if not path.is_file():
         path = resolve(Path("scripts/configs") / f"{file}.yaml")
     if not path.is_file():
         known = sorted(p.stem for p in resolve("scripts/configs").glob("*.yaml"))
         raise ValueError(f"run file {str(file)!r}: no such file. {nearest(file, known)}Runs here: {', '.join(known)}.")
+    return path
+
+
+def read(path: Path) -> Mapping[str, object]:
+    """A YAML file that holds a mapping."""
     try:
         given = _parse(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     if not isinstance(given, Mapping):
         raise ValueError(f"{path}: a run file is a mapping of settings, not {type(given).__name__}.")
-    return from_dict(given, overrides)
+    return given
 
 
 def from_dict(given: Mapping[str, object], overrides: Sequence[str] = ()) -> Run:

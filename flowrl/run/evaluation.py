@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl import randomness
@@ -51,8 +51,9 @@ def evaluate(
 ) -> tuple[dict[str, float], Float[Tensor, "N 3 H W"]]:
     """({"eval/NAME": mean over the first `main` examples, "eval/NAME/TAG": by tag}, pictures of the first examples).
 
-    Every example counts once, whatever the number of processes. `eval/diversity` is the mean distance between two
-    pictures of one prompt (root mean square over pixels, 0..1); it needs two samples.
+    Every example counts once, whatever the number of processes. `eval/total` is the weighted sum of the rewards and
+    `eval/stderr` its standard error over the prompts. `eval/diversity` is the mean distance between two pictures of
+    one prompt (root mean square over pixels, 0..1); it needs two samples.
     """
     first, mine = ranks.share(examples)
     images = sample(policy, mine, settings, first)
@@ -65,6 +66,7 @@ def evaluate(
     for tag in sorted(set(tags) - {"None"}):
         log |= _means(table.names, value, valid & torch.tensor([t == tag for t in tags]), f"/{tag}")
     log["eval/invalid"] = int((~valid).sum())
+    log |= _total((value * table.weight).sum(1), valid & (owner < main), owner)
     each_prompt = images.unflatten(0, (-1, settings.samples))
     if settings.samples > 1:
         log["eval/diversity"] = float(ranks.gather(_spread(each_prompt))[:main].mean())
@@ -73,6 +75,14 @@ def evaluate(
 
 def _means(names, value, rows, suffix):
     return {f"eval/{name}{suffix}": float(column[rows].mean()) for name, column in zip(names, value.T, strict=True)}
+
+
+def _total(total: Float[Tensor, " N"], kept: Bool[Tensor, " N"], owner: Int[Tensor, " N"]) -> dict[str, float]:
+    """The mean over pictures and, for two prompts or more, its standard error; a prompt's pictures count as one."""
+    pictures, sums = (torch.bincount(owner[kept], weights=w) for w in (None, total[kept]))
+    each = (sums / pictures)[pictures > 0]
+    log = {"eval/total": float(total[kept].mean())}
+    return log | ({"eval/stderr": float(each.std() / len(each) ** 0.5)} if len(each) > 1 else {})
 
 
 def _spread(images: Float[Tensor, "P S 3 H W"]) -> Float[Tensor, " P"]:

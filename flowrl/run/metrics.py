@@ -79,14 +79,17 @@ class Progress:
 
     def update(self, done: int, facts: dict[str, float | int]) -> None:
         """After `done` updates: rate, time left and the facts."""
-        now = time.monotonic()
-        if not self._shown or not (self._terminal or done == self._total or now - self._last >= self._every):
-            return
-        self._last = now
-        pace = (now - self._started) / (done - self._first)
+        pace = (time.monotonic() - self._started) / (done - self._first)
         left = duration(pace * (self._total - done))
         told = "  ".join(f"{name} {value:.4g}" for name, value in facts.items())
-        text = _safe(f"update {done}/{self._total}  {pace:.2f} s each  {left} left  {told}")
+        self.renew(f"update {done}/{self._total}  {pace:.2f} s each  {left} left  {told}", now=done == self._total)
+
+    def renew(self, text: str, *, now: bool) -> None:
+        """The line that renews itself; `now` prints it to a file too, however soon after the last."""
+        moment = time.monotonic()
+        if not self._shown or not (self._terminal or now or moment - self._last >= self._every):
+            return
+        self._last, text = moment, _safe(text)
         print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", flush=True)
 
 

@@ -57,7 +57,22 @@ def test_means_are_over_the_main_prompts_and_over_each_tag(toy):
         "eval/number/even": (0 + 2 + 4 + 6) / 4,
         "eval/number/odd": (1 + 3) / 2,
         "eval/invalid": 1,
+        "eval/total": (0 + 1 + 2 + 3 + 4) / 5,
+        "eval/stderr": pytest.approx((2.5 / 5) ** 0.5),
     }
+
+
+def test_the_total_weighs_the_rewards_and_its_error_is_over_prompts_not_pictures(toy):
+    """Two pictures of a prompt are one observation; one prompt alone has no standard error."""
+
+    def two(images, examples, group):
+        value = torch.stack([group.float(), torch.ones(len(group))], 1)
+        return RewardTable(value, torch.tensor([2.0, -0.5]), group, group >= 0, ("a", "b"))
+
+    log, _ = evaluate(toy(), EXAMPLES[:4], two, settings(samples=2), Ranks(), main=3, pictures=1)
+    assert log["eval/total"] == pytest.approx((0 + 2 + 4) / 3 - 0.5)
+    assert log["eval/stderr"] == pytest.approx(2 / 3**0.5)
+    assert "eval/stderr" not in evaluate(toy(), EXAMPLES[:1], two, settings(), Ranks(), main=1, pictures=1)[0]
 
 
 @pytest.mark.parametrize("count", [2, 3])

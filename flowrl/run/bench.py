@@ -1,0 +1,278 @@
+"""Recipes compared at an equal number of network rows, forwards + 2 x backwards, each in an ordinary run directory.
+
+The runs lie in OUTPUT/RECIPE/seedN.  One that is finished is not repeated; one that is not, or that was made with other
+settings, is made again.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, takewhile
+from pathlib import Path
+
+import yaml
+
+from flowrl import plan
+from flowrl.recipe import nearest
+from flowrl.recipes import catalogue
+from flowrl.run import bench_results, config, files
+from flowrl.run.metrics import Progress, duration
+from flowrl.run.prepare import load_rewards, pick_device, prepare, read_prompts
+from flowrl.run.settings import Run
+from flowrl.run.train import train
+from samplers import schedules
+
+COMPUTE = 600_000  # rows of one run
+COUNTED = 16  # updates whose rows are counted one by one
+EVALUATIONS = 6  # of a run at most, at even distances, beside the one before it
+SMOKE = ("budget.prompts_per_update=2", "evaluation.prompts=6", "evaluation.others=0", "evaluation.samples=1")
+OURS = ("recipe", "recipe.name", "budget.updates", "evaluation.every", "output")  # what bench fills in
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the comparison."""
+
+    recipe: str
+    run: Run
+    rows: int  # planned; rows of advantage 0 are skipped, so a run may take fewer
+    error: str = ""  # the line that it failed with
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.run.output)
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}/seed{self.run.seed}"
+
+
+def plan_jobs(
+    file: str,
+    overrides: Sequence[str],
+    *,
+    recipes: str,
+    seeds: int | None,
+    compute: int | None,
+    output: Path,
+    smoke: bool,
+) -> list[Job]:
+    """Every run of the comparison, checked; nothing is written.
+
+    recipes: names with commas between them, or "all"
+    seeds:   how many, counted from the run file's seed on; 3, or 1 with `smoke`
+    compute: rows of one run, by default COMPUTE; `smoke` makes two updates instead
+    """
+    _check(overrides, seeds, compute, smoke)
+    keys, path = _chosen(recipes), config.run_file(file)
+    tuned = _tuned(path)
+    jobs = []
+    for key in keys:
+        changes = [f"{k}={yaml.safe_dump(v, default_flow_style=True)}" for k, v in tuned.get(key, {}).items()]
+        given = [f"recipe.name={key}", *changes, *(SMOKE if smoke else ()), *overrides]
+        run = config.load(path, given)
+        rows = rows_per_update(run, 2) if smoke else _rows_within(run, compute or COMPUTE, key)
+        every = None if smoke else -(-len(rows) // EVALUATIONS)
+        given += [f"budget.updates={len(rows)}", f"evaluation.every={'null' if smoke else every}"]
+        for seed in range(run.seed, run.seed + (seeds or (1 if smoke else 3))):
+            place = output / key / f"seed{seed}"
+            jobs.append(Job(key, config.load(path, [*given, f"seed={seed}", f"output={place}"]), sum(rows)))
+    _check_output(output, jobs)
+    train_prompts, test, _, _ = read_prompts(jobs[0].run)
+    load_rewards(jobs[0].run, {}, train_prompts + test, pick_device(jobs[0].run.model.device))
+    return jobs
+
+
+def _check(overrides, seeds, compute, smoke):
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        if key in OURS:
+            raise ValueError(f"{key} has no effect here: bench sets it. Give --recipes, --compute or --output.")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds = {seeds}: expected 1 or more.")
+    if smoke and compute is not None:
+        raise ValueError("--compute has no effect with --smoke, which makes two updates of each recipe.")
+
+
+def _chosen(recipes):
+    """The keys that were asked for, each once."""
+    known = list(catalogue())
+    keys = known if recipes == "all" else list(dict.fromkeys(key.strip() for key in recipes.split(",")))
+    for key in keys:
+        _known(key, known, "--recipes")
+    return keys
+
+
+def _known(key, known, where):
+    if key not in known:
+        raise ValueError(f"{where}: {key!r} is no recipe. {nearest(key, known)}Recipes: all, {', '.join(known)}.")
+
+
+def _tuned(path: Path) -> Mapping[str, Mapping[str, object]]:
+    """{recipe: {setting: value}} of recipes/NAME.yaml beside the run file NAME.yaml, if there is one."""
+    beside = path.parent / "recipes" / path.name
+    tuned = config.read(beside) if beside.is_file() else {}
+    for key, changes in tuned.items():
+        _known(key, list(catalogue()), str(beside))
+        if not isinstance(changes, Mapping):
+            raise ValueError(f"{beside}: {key} = {changes!r}: expected settings by dotted name.")
+    return tuned
+
+
+def rows_per_update(run: Run, updates: int) -> list[int]:
+    """Rows of each of the first updates, forwards + 2 x backwards; a recipe that draws its steps varies a little."""
+    recipe, groups = run.build_recipe(), run.budget.prompts_per_update
+    grid = schedules.linear(recipe.rollout.steps)
+    counts = (plan.count(recipe, grid, seed=run.seed, iteration=i) for i in range(updates))
+    return [groups * (c.forwards + 2 * c.backwards) for c in counts]
+
+
+def _rows_within(run, compute, key):
+    """Rows of each update of as many as fit; beyond COUNTED they are taken to repeat."""
+    counted = rows_per_update(run, COUNTED)
+    spent = takewhile(lambda total: total <= compute, accumulate(cycle(counted)))
+    rows = [one for one, _ in zip(cycle(counted), spent, strict=False)]
+    if not rows:
+        raise ValueError(
+            f"--compute = {compute:,} is less than one update of {key}, which takes {counted[0]:,} rows "
+            "(forwards + 2 x backwards). Raise it or lower budget.prompts_per_update."
+        )
+    return rows
+
+
+def _check_output(output, jobs):
+    """Refuse a folder that is not a bench's own."""
+    if not output.exists():
+        return files.check_output(output, "--output")
+    foreign = output.is_file() or (any(output.iterdir()) and not (output / bench_results.FILE).is_file())
+    if foreign:
+        raise ValueError(f"--output = {str(output)!r} holds something else than a bench. Give another.")
+    for job in jobs:
+        if job.directory.exists() and not (job.directory / "run.yaml").is_file():
+            raise ValueError(
+                f"{str(job.directory)!r} holds something else than a run. Remove it or give another output."
+            )
+
+
+def finished(job: Job) -> bool:
+    """Whether the run directory holds this very run, trained and evaluated to its end; wherever it was moved."""
+    file = job.directory / "run.yaml"
+    if not file.is_file():
+        return False
+    wanted, found = job.run.model_dump(mode="json"), yaml.safe_load(file.read_text(encoding="utf-8"))
+    lines = bench_results.lines_of(job.directory)
+    same = {**wanted, "output": ""} == {**found, "output": ""}
+    return same and bool(lines) and lines[-1]["iteration"] == job.run.budget.updates and "eval/total" in lines[-1]
+
+
+def check_at_once(wanted: int | None, smoke: bool) -> int:
+    """How many runs at once: by default two on a CPU with two cores or more; one on a GPU, or of a few seconds each."""
+    if wanted is None:
+        return 1 if smoke or pick_device("auto") == "cuda" else min(2, os.cpu_count() or 1)
+    if wanted < 1:
+        raise ValueError(f"--jobs = {wanted}: expected 1 or more.")
+    return wanted
+
+
+def compare(jobs: Sequence[Job], output: Path, settings: Mapping[str, object], *, at_once: int) -> list[Job]:
+    """Make the runs that are missing, keep the results up to date, and return the jobs with what failed."""
+    output.mkdir(parents=True, exist_ok=True)
+    settings = {**settings, "prompts": read_prompts(jobs[0].run)[2]}
+    missing = [job for job in jobs if not finished(job)]
+    progress = Progress(len(jobs), shown=True)
+    progress.say(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them finished before; {at_once} at once.")
+    ended: dict[str, Job] = {}
+
+    def tell(job: Job) -> None:
+        ended[job.name] = job
+        bench_results.write(output, [ended.get(j.name, j) for j in jobs], settings)
+        progress.say(f"{job.name}: {job.error or 'done'}")
+
+    bench_results.write(output, jobs, settings)
+    watch = _overall(missing, ended, progress)
+    (_one_by_one if at_once == 1 else _side_by_side)(missing, tell, watch, at_once)
+    return [ended.get(job.name, job) for job in jobs]
+
+
+def _overall(missing, ended, progress) -> Callable[[Sequence[Job]], None]:
+    """A line over all runs: how many ended, rows per second, time left, where those that run stand."""
+    began = time.monotonic()
+
+    def watch(running: Sequence[Job]) -> None:
+        share, rows = 0.0, 0
+        for job in missing:
+            lines = bench_results.lines_of(job.directory) if job.name in ended or job in running else []
+            rows += bench_results.compute(lines)
+            done = 1.0 if job.name in ended else (len(lines) - 1) / job.run.budget.updates if lines else 0.0
+            share += done * job.rows
+        seconds, total = time.monotonic() - began, sum(job.rows for job in missing)
+        left = duration(seconds * (total - share) / share) if share else "?"
+        text = f"bench: {len(ended)}/{len(missing)} runs  {rows / seconds:,.0f} rows/s  {left} left"
+        for job in running:
+            text += f"  {job.name} {max(len(bench_results.lines_of(job.directory)) - 1, 0)}/{job.run.budget.updates}"
+        progress.renew(text, now=not running)
+
+    return watch
+
+
+def _clear(job: Job) -> None:
+    """Make room for the run.  What it had done so far is lost: to go on with it is what a resume would do here."""
+    shutil.rmtree(job.directory, ignore_errors=True)
+    job.directory.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _one_by_one(jobs, tell, watch, at_once):
+    for job in jobs:
+        _clear(job)
+        try:
+            train(prepare(job.run))
+        except Exception as error:  # of one run, whatever it is; the others go on, and its traceback is kept
+            _log(job).write_text(traceback.format_exc(), encoding="utf-8")
+            job = replace(job, error=f"failed: {' '.join(str(error).split()) or type(error).__name__}")
+        tell(job)
+        watch([])
+
+
+def _side_by_side(jobs, tell, watch, at_once):
+    """Processes of one thread each; what they say goes to a file beside their run directory."""
+    waiting, running = list(jobs), {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                _clear(job)
+                running[job.name] = (job, _start(job))
+            for name, (job, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    tell(replace(job, error=f"failed: {_last_words(job)}") if process.returncode else job)
+            watch([job for job, _ in running.values()])
+            time.sleep(0.2)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+
+
+def _start(job: Job) -> subprocess.Popen:
+    file = job.directory.with_suffix(".yaml")
+    file.write_text(config.dump(job.run), encoding="utf-8")
+    here = str(Path(__file__).resolve().parents[2])  # -P: no file of the working directory shadows a package
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    with _log(job).open("w", encoding="utf-8") as log:
+        command = [sys.executable, "-P", "-m", "flowrl.run.cli", "train", str(file)]
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _log(job: Job) -> Path:
+    return job.directory.with_suffix(".log")
+
+
+def _last_words(job: Job) -> str:
+    lines = _log(job).read_text(encoding="utf-8", errors="replace").split("\n")
+    said = [line for line in lines if line.startswith("flowrl")] or [line for line in lines if line.strip()]
+    return said[-1].partition("flowrl: ")[2] or said[-1] if said else "it said nothing"
