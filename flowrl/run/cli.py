@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flowrl.explain import explain as explain_page
+from flowrl.run.peers import check_launcher
 from flowrl.run.stopping import Stopped
 
 RANK = int(os.environ.get("RANK", "0"))  # set by the launcher; no process is set up yet when it is read
@@ -46,6 +47,7 @@ def train(
 def _settings(run, overrides, resume):
     from flowrl.run.config import load
 
+    check_launcher()
     if resume is None:
         if run is None:
             raise ValueError("train: give a run file, or --resume and the directory of a run.")

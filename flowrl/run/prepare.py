@@ -17,6 +17,7 @@ from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
+from flowrl.run.peers import check_launcher
 from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
@@ -79,6 +80,7 @@ def prepare(
     texts:     prompts in the place of the file data.train, which the run writes
     resume:    go on with the run that lies in the directory `output`
     """
+    check_launcher()
     recipe = recipe.check() if recipe else run.build_recipe()
     plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
     if not resume:
