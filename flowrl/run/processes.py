@@ -9,6 +9,21 @@ from torch import Tensor
 
 from flowrl.visual.trainer import Ranks
 
+BUCKET = 64 * 2**20  # bytes that are copied side by side for one sum over processes
+
+
+def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype, at most `size` bytes together; a larger tensor stands alone."""
+    bucket, held = [], 0
+    for x in tensors:
+        if bucket and (held + x.nbytes > size or x.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(x)
+        held += x.nbytes
+    if bucket:
+        yield bucket
+
 
 class Processes:
     """One process, or several under `accelerate launch` or torchrun; gloo on CPUs, nccl on GPUs."""
@@ -37,13 +52,17 @@ class Processes:
         return torch.cat([x[:n] for x, n in zip(received, sizes, strict=True)]).to("cpu", rows.dtype)
 
     def sum_(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its sum over processes, in one message."""
+        """Replace each tensor by its sum over processes, in messages of BUCKET bytes: no second copy of all of them."""
         if self.count == 1:
             return
-        flat = torch.cat([x.flatten() for x in tensors])
-        torch.distributed.all_reduce(flat)
-        for x, total in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
-            x.copy_(total.view_as(x))
+        for bucket in buckets(tensors, BUCKET):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                torch.distributed.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([x.flatten() for x in bucket])
+            torch.distributed.all_reduce(flat)
+            for x, total in zip(bucket, flat.split([x.numel() for x in bucket]), strict=True):
+                x.copy_(total.view_as(x))
 
     def sum(self, numbers: list[float]) -> list[float]:
         """The sums over processes of a few numbers."""

@@ -97,6 +97,29 @@ def test_gradients_are_summed_in_place_whatever_their_shapes(together):
         assert torch.equal(matrix, torch.full((2, 3), 6.0)) and number == 60
 
 
+def test_sums_in_buckets_are_those_of_one_message(together, monkeypatch):
+    """A tensor larger than a bucket stands alone, types do not mix, and a transposed one keeps its layout."""
+
+    def gradients_of(index):
+        draw = torch.Generator().manual_seed(index)
+        shapes = [((2, 3), torch.float32), ((4,), torch.float32), ((10, 10), torch.float32), ((1,), torch.float64)]
+        found = [torch.rand(shape, generator=draw).to(dtype) for shape, dtype in shapes]
+        return [*found, torch.rand(2, 3, generator=draw).T]
+
+    def job(process):
+        gradients = gradients_of(process.index)
+        process.sum_(gradients)
+        return gradients
+
+    sizes = [[x.nbytes for x in bucket] for bucket in module.buckets(gradients_of(0), 40)]
+    assert sizes == [[24, 16], [400], [8], [24]]
+    expected = [mine + theirs for mine, theirs in zip(gradients_of(0), gradients_of(1), strict=True)]
+    for size in (40, 2**20):
+        monkeypatch.setattr(module, "BUCKET", size)
+        for summed in together(2, job):
+            assert all(torch.equal(x, total) for x, total in zip(summed, expected, strict=True))
+
+
 def test_sums_and_the_largest_are_the_same_everywhere(together):
     assert together(3, lambda process: process.sum([1.0, float(process.index)])) == [[3.0, 3.0]] * 3
     assert together(3, lambda process: process.largest(float(-process.index))) == [0.0] * 3
