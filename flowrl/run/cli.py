@@ -13,6 +13,7 @@ from flowrl.run.peers import check_launcher
 from flowrl.run.stopping import Stopped
 
 RANK = int(os.environ.get("RANK", "0"))  # set by the launcher; no process is set up yet when it is read
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))  # on its machine: another one may lack a file
 
 app = typer.Typer(
     add_completion=False,
@@ -182,11 +183,11 @@ def bench(
 
 
 def _before(job):
-    """Prepare a job: what is wrong now is wrong on every process, the first says it, and exit code 2."""
+    """Prepare a job: what is wrong now is wrong on all of a machine, its first process says it, and exit code 2."""
     try:
         return job()
     except (ValueError, RuntimeError, OSError) as error:
-        if RANK == 0:
+        if LOCAL_RANK == 0:
             _say(error)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -1,7 +1,17 @@
-"""What can be wrong between the processes of a run: a launcher that asks for what is not there."""
+"""What can be wrong between the processes of a run: launchers that are refused, and ranks that disagree."""
 
+import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LIBRARIES = ("diffusers", "transformers", "accelerate", "peft")
 
 ENGINES = {  # variable that accelerate's launcher sets -> who is refused, and why
     "ACCELERATE_USE_DEEPSPEED": (
@@ -25,3 +35,30 @@ def check_launcher(environment: Mapping[str, str] = os.environ) -> None:
             f"the launcher asks for mixed precision {precision!r} (ACCELERATE_MIXED_PRECISION): set model.dtype "
             "instead, and launch with --mixed_precision no."
         )
+
+
+def check_alike(parts: Mapping[str, object], gather: Callable[[Tensor], Tensor]) -> None:
+    """ValueError, the same one on every process, that names who has another part than most; a tie goes to the first.
+
+    parts:  what has to be the same everywhere, by name; whatever JSON can hold
+    gather: rows of each process -> all rows, in the order of processes
+    """
+    mine = [list(hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest()) for part in parts.values()]
+    table = gather(torch.tensor([mine], dtype=torch.uint8)).tolist()
+    odd = defaultdict(list)
+    for name, *digests in zip(parts, *table, strict=True):
+        digests = [bytes(digest) for digest in digests]
+        usual, _ = Counter(digests).most_common(1)[0]
+        for rank in (rank for rank, digest in enumerate(digests) if digest != usual):
+            odd[rank].append(name)
+    if odd:
+        told = "; ".join(f"process {rank} differs in its {', '.join(names)}" for rank, names in sorted(odd.items()))
+        raise ValueError(f"the {len(table)} processes are not set up alike: {told}.")
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that compute, and a digest of the code of flowrl, rewards and samplers."""
+    root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for path in sorted(path for name in ("flowrl", "rewards", "samplers") for path in (root / name).rglob("*.py")):
+        code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return {name: version(name) for name in LIBRARIES} | {"torch": torch.__version__, "flowrl": code.hexdigest()}

@@ -17,7 +17,7 @@ from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
-from flowrl.run.peers import check_launcher
+from flowrl.run.peers import check_alike, check_launcher, versions
 from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
@@ -92,6 +92,7 @@ def prepare(
     check_best(run, list(weights), held[1])
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
     processes = Processes(device)
+    check_alike(everywhere(run, origin), processes.gather)
     check_shares(run, held[1], processes.count)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = load_policy(run, processes.device, pipe)
@@ -109,6 +110,19 @@ def prepare(
 def recipe_page(run: Run, recipe: Recipe) -> str:
     name = str(run.recipe["name"])
     return explain(recipe, find(name).__doc__ if name in catalogue() else f"{name}: a recipe given in Python.")
+
+
+def everywhere(run: Run, origin: Origin) -> dict[str, object]:
+    """What all processes of a run have to have in common, by name."""
+    prints = dict(origin.prints)
+    return {
+        "run settings": run.model_dump(mode="json"),
+        "recipe page": origin.page,
+        "model": prints.pop("model.path"),
+        "prompt files": prints,
+        "checkpoint": origin.found.facts["update"] if origin.found else None,
+        "versions": versions(),
+    }
 
 
 def start_from(policy: Policy, adapter: str) -> None:

@@ -161,13 +161,16 @@ def test_a_fault_of_a_running_job_is_one_line_and_exit_code_1(command, run_file,
 
 
 def test_a_fault_on_another_process_is_told_with_its_number(command, run_file, tmp_path, monkeypatch):
-    """What is wrong before the start is wrong on all and told by the first; a reward may fail on any of them."""
+    """What is wrong before the start is wrong on a machine and told by its first; a reward may fail on any process."""
     monkeypatch.setattr(cli, "RANK", 1)
+    monkeypatch.setattr(cli, "LOCAL_RANK", 1)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "odd_rewards.py").write_text("def odd(images):\n    return [0.0]\n")
     path = run_file(rewards={"odd": {"function": "odd_rewards:odd"}})
     done = command("train", path, "budget.updats=1")
     assert done.code == 2 and not done.err
+    monkeypatch.setattr(cli, "LOCAL_RANK", 0)
+    assert command("train", path, "budget.updats=1").err[0].startswith("flowrl (process 1): budget.updats")
     done = command("train", path)
     assert done.code == 1 and len(done.err) == 1
     assert done.err[0].startswith("flowrl (process 1): reward 'odd' returned 1 value")
