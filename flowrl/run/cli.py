@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flowrl.explain import explain as explain_page
-from flowrl.run.peers import check_launcher
+from flowrl.run.peers import PeerLost, check_launcher
 from flowrl.run.stopping import Stopped
 
 RANK = int(os.environ.get("RANK", "0"))  # set by the launcher; no process is set up yet when it is read
@@ -186,6 +186,8 @@ def _before(job):
     """Prepare a job: what is wrong now is wrong on all of a machine, its first process says it, and exit code 2."""
     try:
         return job()
+    except PeerLost as error:
+        _leave(error)
     except (ValueError, RuntimeError, OSError) as error:
         if LOCAL_RANK == 0:
             _say(error)
@@ -198,6 +200,8 @@ def _running(job):
     """Run a job that has started: whatever stops it on any process is reported by one line, and exit code 1."""
     try:
         return job()
+    except PeerLost as error:
+        _leave(error)
     except (ValueError, RuntimeError, OSError) as error:
         _say(error)
         raise SystemExit(1) from None
@@ -205,6 +209,14 @@ def _running(job):
         if RANK == 0:
             _say(str(stop) or "interrupted.")
         raise SystemExit(stop.code if isinstance(stop, Stopped) else 130) from None
+
+
+def _leave(error):
+    """Say it on every process and end at once: what torch does at the end of Python would wait for those who left."""
+    _say(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _say(error):

@@ -1,4 +1,4 @@
-"""What can be wrong between the processes of a run: launchers that are refused, and ranks that disagree."""
+"""What can be wrong between the processes of a run: launchers that are refused, ranks that disagree, and lost ones."""
 
 import hashlib
 import json
@@ -22,6 +22,10 @@ ENGINES = {  # variable that accelerate's launcher sets -> who is refused, and w
     "ACCELERATE_USE_FSDP": ("FSDP", "not supported yet: replicas with one summed gradient"),
 }
 PLAIN = "Accepted: plain replicas, as in scripts/accelerate/eight_gpus.yaml."
+
+
+class PeerLost(RuntimeError):
+    """Another process ended, or did not come to a sum or a table in time; what this one still holds is whole."""
 
 
 def check_launcher(environment: Mapping[str, str] = os.environ) -> None:

@@ -91,7 +91,7 @@ def prepare(
     weights = dict(weights_by_name(scorers))
     check_best(run, list(weights), held[1])
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
-    processes = Processes(device)
+    processes = Processes(device, run.processes.timeout)
     check_alike(everywhere(run, origin), processes.gather)
     check_shares(run, held[1], processes.count)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]

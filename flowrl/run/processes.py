@@ -1,15 +1,19 @@
 """The processes of a run, through accelerate: who this one is, sums of gradients, and tables seen by everybody."""
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed
 from accelerate import PartialState
 from torch import Tensor
 
+from flowrl.run.peers import PeerLost
 from flowrl.visual.trainer import Ranks
 
 BUCKET = 64 * 2**20  # bytes that are copied side by side for one sum over processes
+TABLES, GRADIENTS = "tables were gathered", "gradients were summed"
 
 
 def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
@@ -26,10 +30,18 @@ def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 class Processes:
-    """One process, or several under `accelerate launch` or torchrun; gloo on CPUs, nccl on GPUs."""
+    """One process, or several under `accelerate launch` or torchrun; gloo on CPUs, nccl on GPUs.
 
-    def __init__(self, device: str):
-        self._state = PartialState(cpu=device == "cpu")
+    timeout: seconds in which all processes must meet; PeerLost says which meeting failed
+    """
+
+    def __init__(self, device: str, timeout: int = 1800):
+        self.timeout = timeout
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a watchdog thread aborts, with a page of its own
+        try:
+            self._state = PartialState(cpu=device == "cpu", timeout=timedelta(seconds=timeout))
+        except torch.distributed.DistError as error:
+            raise self._lost("the processes looked for each other") from error
         self.device = self._state.device
         self.index, self.count = self._state.process_index, self._state.num_processes
         self.main = self._state.is_main_process
@@ -37,18 +49,30 @@ class Processes:
     def ranks(self) -> Ranks:
         return Ranks(self.index, self.count, self.gather)
 
+    def _meet(self, what: str, collective: Callable, *arguments) -> None:
+        """Call a collective; that a peer is gone is all that can go wrong in one."""
+        try:
+            collective(*arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise self._lost(what) from error
+
+    def _lost(self, what):
+        return PeerLost(f"another process ended or did not answer within {self.timeout} s, while {what}.")
+
     def gather(self, rows: Tensor) -> Tensor:
         """[n, ...] of each process -> all rows on the CPU, in the order of processes; n may differ."""
         if self.count == 1:
             return rows.cpu()
         counts = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.count)]
-        torch.distributed.all_gather(counts, torch.tensor([len(rows)], device=self.device))
+        self._meet(TABLES, torch.distributed.all_gather, counts, torch.tensor([len(rows)], device=self.device))
         sizes = [int(n) for n in counts]
         sent = rows.to(self.device, torch.uint8 if rows.dtype == torch.bool else rows.dtype)
         padded = sent.new_zeros(max(sizes), *rows.shape[1:])
         padded[: len(rows)] = sent
         received = [torch.empty_like(padded) for _ in range(self.count)]
-        torch.distributed.all_gather(received, padded)
+        self._meet(TABLES, torch.distributed.all_gather, received, padded)
         return torch.cat([x[:n] for x, n in zip(received, sizes, strict=True)]).to("cpu", rows.dtype)
 
     def sum_(self, tensors: list[Tensor]) -> None:
@@ -57,10 +81,10 @@ class Processes:
             return
         for bucket in buckets(tensors, BUCKET):
             if len(bucket) == 1 and bucket[0].is_contiguous():
-                torch.distributed.all_reduce(bucket[0])
+                self._meet(GRADIENTS, torch.distributed.all_reduce, bucket[0])
                 continue
             flat = torch.cat([x.flatten() for x in bucket])
-            torch.distributed.all_reduce(flat)
+            self._meet(GRADIENTS, torch.distributed.all_reduce, flat)
             for x, total in zip(bucket, flat.split([x.numel() for x in bucket]), strict=True):
                 x.copy_(total.view_as(x))
 
@@ -76,7 +100,7 @@ class Processes:
         yield from tensors
 
     def wait(self) -> None:
-        self._state.wait_for_everyone()
+        self._meet("all were waited for", self._state.wait_for_everyone)
 
     def close(self) -> None:
         self._state.destroy_process_group()

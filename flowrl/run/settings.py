@@ -93,6 +93,12 @@ class Checkpoint(Section):
     best: str | None = None  # eval/NAME, higher is better; default: the weighted total of the evaluation's rewards
 
 
+class Together(Section):
+    """Of several processes; how many there are, the launcher says."""
+
+    timeout: Positive = 1800  # seconds in which every process must reach a sum or a table; then the run ends
+
+
 class Run(Section):
     """A run, resolved.  `recipe` holds "name" and changes by dotted name."""
 
@@ -104,6 +110,7 @@ class Run(Section):
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    processes: Together = Together()
     output: str
     seed: int = 0
     profile: bool = False  # log the share of time per part

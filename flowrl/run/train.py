@@ -12,6 +12,7 @@ import torch
 from flowrl.run import checkpoint, directory, files, resume
 from flowrl.run.evaluation import evaluate
 from flowrl.run.metrics import Metrics, Progress, read_lines
+from flowrl.run.peers import PeerLost
 from flowrl.run.prepare import Prepared, evaluation_settings
 from flowrl.run.stopping import Stopped, Stopping
 from flowrl.run.update import snapshots, update, watched
@@ -46,6 +47,8 @@ def train(prepared: Prepared) -> Result:
             training.run()
         except (Stopped, RuntimeError) as fault:
             alone = prepared.processes.count == 1  # with others, it may be that one of them has gone already
+            if stopping.signal is None and isinstance(fault, PeerLost):
+                raise training.left_alone(fault) from fault
             if stopping.signal is None or (alone and not isinstance(fault, Stopped)):
                 raise
             raise training.stopped() from None
@@ -220,10 +223,25 @@ class Training:
                 self.writer.wait()
             except RuntimeError as fault:
                 said = f" {fault}"
+        return self.stopping.stopped(f"interrupted; {self._kept()}.{said} Go on with: {self._command()}")
+
+    def left_alone(self, lost: PeerLost) -> PeerLost:
+        """Wait for the checkpoint that is being written; no other one, since a device may hang in a broken sum."""
+        if not self.prepared.processes.main:
+            return lost
+        said = ""
+        try:
+            self.writer.wait()
+        except RuntimeError as fault:
+            said = f" {fault}"
+        return PeerLost(f"{lost} {self._kept().capitalize()}.{said} Go on with: {self._command()}")
+
+    def _kept(self):
+        return f"{'nothing' if self.writer.newest is None else f'update {self.writer.newest}'} is checkpointed"
+
+    def _command(self):
         start = "flowrl train" if self.prepared.processes.count == 1 else "accelerate launch ... scripts/train.py"
-        command = f"{start} --resume {shlex.quote(str(self.directory))}"
-        last = "nothing" if self.writer.newest is None else f"update {self.writer.newest}"
-        return self.stopping.stopped(f"interrupted; {last} is checkpointed.{said} Go on with: {command}")
+        return f"{start} --resume {shlex.quote(str(self.directory))}"
 
 
 def _evaluated(prepared):
