@@ -1,13 +1,17 @@
 """Signals: SIGTERM and SIGINT stop a run at its next network call, SIGUSR1 asks for a checkpoint.
 
 A handler only takes note, so that no step of the optimiser and no write is ever cut in two; a second signal ends the
-process at once.
+process at once.  Under a launcher a second one within ECHO seconds is the first: Slurm signals every process of a step,
+the launcher among them, which passes it on.
 """
 
 import os
 import signal
 import threading
+import time
 from functools import wraps
+
+ECHO = 2.0  # seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -23,6 +27,8 @@ class Stopping:
 
     def __init__(self):
         self.signal: int | None = None  # that asked to stop
+        self._since = 0.0  # time.monotonic() when it came
+        self._echo = ECHO if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
         self.wanted = False  # a checkpoint, at the end of the update
         self._before: dict[int, object] = {}
 
@@ -52,9 +58,10 @@ class Stopping:
         return Stopped(said, 128 + self.signal)
 
     def _stop(self, number, frame):
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since >= self._echo:
             os._exit(128 + number)
-        self.signal = number
 
     def _want(self, number, frame):
         self.wanted = True

@@ -2,8 +2,13 @@
 
 import copy
 import json
+import os
+import socket
+import subprocess
 import sys
+import time
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -138,3 +143,35 @@ def quick(tmp_path_factory):
         main(["train", "scripts/configs/quickstart.yaml", *cut])
     assert not stop.value.code
     return SimpleNamespace(folder=folder, metrics=lines_of(folder))
+
+
+@pytest.fixture(scope="session")
+def real_processes():
+    """Run a piece of code as some ranks of two processes, or as one alone: how each ended and what it said."""
+
+    def start(rank, count, port, code):
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+        environment |= {"MASTER_ADDR": "127.0.0.1"} | ({n: str(x) for n, x in places.items()} if count > 1 else {})
+        command = [sys.executable, "-c", code]
+        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(code, ranks=(0, 1), count=2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        began, processes = time.monotonic(), [start(rank, count, port, code) for rank in ranks]
+        try:
+            said = [process.communicate(timeout=100) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return [
+            SimpleNamespace(
+                code=process.returncode, out=out, err=err, seconds=time.monotonic() - began,
+                lines=[line for line in err.splitlines() if line.startswith("flowrl")],
+            )
+            for process, (out, err) in zip(processes, said, strict=True)
+        ]  # fmt: skip
+
+    return run

@@ -1,16 +1,10 @@
 """Real processes on gloo, of which one is killed, or sleeps, or never comes: the other says so in one line and ends."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from flowrl.run.peers import PeerLost
+from flowrl.run.train import train
+
 START = """
 import os, signal, sys, time
 import torch
@@ -34,39 +28,17 @@ print("ended well")
 """
 
 
-def started(rank, port, code):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2"}
-    environment |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environment |= {"MASTER_PORT": str(port)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+@pytest.fixture
+def together(real_processes):
+    """How each of two processes ended, where the second does something odd."""
+
+    def run(timeout=60, odd="pass", next="process.sum_(gradients)", ranks=(0, 1)):
+        return real_processes(START.format(timeout=timeout, odd=odd, next=next), ranks)
+
+    return run
 
 
-def together(timeout=60, odd="pass", next="process.sum_(gradients)", ranks=(0, 1)):
-    """How each process ended, what it said, and seconds since all had started."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code, began = START.format(timeout=timeout, odd=odd, next=next), time.monotonic()
-    processes = [started(rank, port, code) for rank in ranks]
-    try:
-        said = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    seconds = time.monotonic() - began
-    return [
-        SimpleNamespace(code=p.returncode, out=out, err=err, lines=lines_of(err), seconds=seconds)
-        for p, (out, err) in zip(processes, said, strict=True)
-    ]
-
-
-def lines_of(err):
-    return [line for line in err.splitlines() if line.startswith("flowrl")]
-
-
-def test_two_that_stay_end_well():
+def test_two_that_stay_end_well(together):
     for one in together():
         assert one.code == 0 and one.out == "met\nended well\n" and not one.lines, one.err
 
@@ -79,14 +51,14 @@ def test_two_that_stay_end_well():
         ("process.wait()", "all were waited for"),
     ],
 )
-def test_a_killed_process_ends_the_other_at_once_in_one_line(next, what):
+def test_a_killed_process_ends_the_other_at_once_in_one_line(together, next, what):
     one, killed = together(timeout=60, odd="os.kill(os.getpid(), signal.SIGKILL)", next=next)
     assert killed.code == -9 and one.code == 1 and one.out == "met\n"
     assert one.lines == [f"flowrl: another process ended or did not answer within 60 s, while {what}."]
     assert "Traceback" not in one.err and one.seconds < 50
 
 
-def test_a_process_that_sleeps_ends_the_other_after_the_timeout_and_itself_when_it_wakes():
+def test_a_process_that_sleeps_ends_the_other_after_the_timeout_and_itself_when_it_wakes(together):
     one, sleeper = together(timeout=5, odd="time.sleep(10)")
     said = "another process ended or did not answer within 5 s, while gradients were summed."
     assert (one.code, one.lines) == (1, [f"flowrl: {said}"]), one.err
@@ -94,8 +66,27 @@ def test_a_process_that_sleeps_ends_the_other_after_the_timeout_and_itself_when_
     assert "Traceback" not in one.err + sleeper.err and one.seconds < 45
 
 
-def test_a_process_that_never_comes_is_waited_for_no_longer_than_the_timeout():
+def test_a_process_that_never_comes_is_waited_for_no_longer_than_the_timeout(together):
     (one,) = together(timeout=5, ranks=(0,))
     said = "flowrl: another process ended or did not answer within 5 s, while the processes looked for each other."
     assert one.code == 1 and one.lines == [said], one.err
     assert "Traceback" not in one.err and one.seconds < 40
+
+
+def test_a_run_that_is_left_alone_says_what_is_whole_and_how_to_go_on(prepared, tmp_path):
+    """The unfinished update is dropped; nothing new is asked of the device."""
+    ready, sums = prepared(checkpoint={"every": 1}), []
+
+    def lost(gradients):
+        sums.append(len(gradients))
+        if len(sums) == 2:
+            raise PeerLost("another process ended or did not answer within 9 s, while gradients were summed.")
+
+    ready.learner.reduce = lost
+    with pytest.raises(PeerLost) as caught:
+        train(ready)
+    assert str(caught.value) == (
+        "another process ended or did not answer within 9 s, while gradients were summed. Update 1 is checkpointed. "
+        f"Go on with: flowrl train --resume {tmp_path / 'run'}"
+    )
+    assert (tmp_path / "run" / "checkpoints" / "000001").is_dir()

@@ -14,7 +14,7 @@ import torch
 from flowrl.run import checkpoint, resume
 from flowrl.run import train as train_module
 from flowrl.run.prepare import prepare
-from flowrl.run.stopping import Stopped, Stopping
+from flowrl.run.stopping import ECHO, Stopped, Stopping
 from flowrl.run.train import train
 
 SMALL = {
@@ -243,6 +243,19 @@ def test_a_second_signal_ends_the_process_at_once(number, code):
 
     started = time.monotonic()
     assert in_a_child(twice) == code and time.monotonic() - started < 5
+
+
+def test_under_a_launcher_an_echo_is_no_second_signal(monkeypatch):
+    """Slurm signals the launcher and its processes; the launcher passes it on.  Later, a second one is meant."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+
+    def job(wait):
+        with Stopping() as stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
+            stopping._since -= wait
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert in_a_child(lambda: job(0)) == 99 and in_a_child(lambda: job(ECHO)) == 143
 
 
 def test_one_signal_is_only_taken_note_of():
