@@ -158,9 +158,9 @@ def test_more_processes_than_prompts_are_refused(prepared, monkeypatch, prompts,
     """Every process trains and evaluates whole prompts."""
     processes = module.Processes
 
-    def two(device):
-        made = processes(device)
-        made.count = 2
+    def two(device, timeout):
+        made = processes(device, timeout)
+        made.count, made.gather = 2, lambda rows: torch.cat([rows, rows])
         return made
 
     monkeypatch.setattr(module, "Processes", two)
