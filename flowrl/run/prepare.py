@@ -91,9 +91,7 @@ def prepare(
     weights = dict(weights_by_name(scorers))
     check_best(run, list(weights), held[1])
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
-    processes = Processes(device, run.processes.timeout)
-    check_alike(everywhere(run, origin), processes.gather)
-    check_shares(run, held[1], processes.count)
+    processes = meet(run, device, origin, held[1])
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = load_policy(run, processes.device, pipe)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
@@ -110,6 +108,14 @@ def prepare(
 def recipe_page(run: Run, recipe: Recipe) -> str:
     name = str(run.recipe["name"])
     return explain(recipe, find(name).__doc__ if name in catalogue() else f"{name}: a recipe given in Python.")
+
+
+def meet(run: Run, device: str, origin: Origin, test: Sequence[Example]) -> Processes:
+    """The processes of the run, set up alike and each with something to do."""
+    processes = Processes(device, run.processes.timeout)
+    check_alike(everywhere(run, origin), processes.gather)
+    check_shares(run, test, processes.count)
+    return processes
 
 
 def everywhere(run: Run, origin: Origin) -> dict[str, object]:
