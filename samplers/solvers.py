@@ -42,10 +42,11 @@ def dpm_solver(
     velocity: Callable, latents: Float[Tensor, "B *L"], prompt: Int[Tensor, " B"], sigmas: Float[Tensor, " T1"]
 ) -> Float[Tensor, "B *L"]:
     """Denoise along `sigmas` with DPM-Solver++ (2M): first order on the first and the last step, second between."""
+    sigmas = sigmas.to(latents.device)
     last, before = len(sigmas) - 2, None
     for t in range(last + 1):
         sigma, sigma_next = sigmas[t], sigmas[t + 1]
-        x0 = latents - sigma * velocity(latents, sigma.to(latents.device).expand(len(latents)), prompt)
+        x0 = latents - sigma * velocity(latents, sigma.expand(len(latents)), prompt)
         if before is None or t == last:
             latents = first_order(latents, x0, sigma, sigma_next)
         else:

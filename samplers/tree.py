@@ -7,6 +7,7 @@ A straight rollout is the tree that never forks: R = N and no edge id repeats in
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -93,6 +94,7 @@ def rollout(
     generators: Sequence[torch.Generator] = (),
     group: Int[Tensor, " R"] | None = None,
     batch_size: int | None = None,
+    solver: Callable | None = None,
 ) -> RolloutTree:
     """Denoise `latents` along `sigmas`, forking where `forks` says; the network sees each distinct state once.
 
@@ -104,11 +106,17 @@ def rollout(
     generators: one private CPU generator per root; all noise is drawn before the first step
     group:      comparison set of each root's leaves, by default its prompt
     batch_size: rows per network call, by default all
+    solver:     (velocity, latents, prompt, sigmas) -> finals, in the place of Euler steps where no step is noisy
     """
     forks, group = dict(forks or {}), prompt if group is None else group
     steps, roots = len(sigmas) - 1, len(latents)
     _check(steps, noisy, forks, generators, roots)
     layout = tree_layout(roots, steps, forks)
+    if solver is not None:
+        assert not noisy and not forks, "a multi-step solver draws no noise and does not fork"
+        finals = solver(partial(_in_batches, velocity, batch_size), latents, prompt, sigmas)
+        absent = torch.full((len(layout.source),), torch.nan, device=latents.device)
+        return _assemble(layout, {steps: finals}, sigmas, prompt, group, absent)
     drawn = _draw(layout, noisy, noise, generators, latents)
     kept_levels = {t for s in noisy for t in (s, s + 1)} | {steps}
     levels, log_prob = {}, []

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flowrl.recipe import part
+from flowrl.part import part
 from samplers import density, kernels, schedules
 from samplers.kernels import bind
 

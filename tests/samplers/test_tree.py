@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from flowrl.part import part
 from flowrl.randomness import generator
-from flowrl.recipe import part
 from samplers import density, kernels, noise, rollout, schedules, tree_layout
 
 BINARY = {0: 2, 3: 2, 6: 2, 9: 2}
