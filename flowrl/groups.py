@@ -19,6 +19,11 @@ def group_sum(x: Rows, index: Index) -> Rows:
     return x.new_zeros(count, *x.shape[1:]).index_add_(0, inverse, x)[inverse]
 
 
+def group_ids(index: Index) -> Index:
+    """The groups numbered 0, 1, ... without gaps, in increasing order of their index."""
+    return _dense(index)[0]
+
+
 def group_count(index: Index) -> Index:
     """How many rows share each row's index."""
     return group_sum(torch.ones_like(index), index)
@@ -43,6 +48,13 @@ def group_std(x: Rows, index: Index, weight: Weight = None, *, ddof: int) -> Row
     square = group_sum(_like(weight, x) * group_centre(x, index, weight) ** 2, index)
     room = _like(group_sum(weight, index), x) - ddof
     return torch.where(room > 1e-6, square / room.clamp(min=1e-6), 0).sqrt()
+
+
+def group_max(x: Rows, index: Index) -> Rows:
+    """Largest value of the group."""
+    inverse, count = _dense(index)
+    empty = x.new_zeros(count, *x.shape[1:])
+    return empty.scatter_reduce(0, _like(inverse, x).expand_as(x), x, "amax", include_self=False)[inverse]
 
 
 def group_spread(x: Rows, index: Index, weight: Weight = None) -> Rows:

@@ -33,15 +33,22 @@ VOCABULARY = {
     "sigmas": Quantity("[T+1]", "the schedule"),
     "latents": Quantity("[B, K, *L]", "(1 - sigma) x0 + sigma noise, before the step"),
     "next_latents": Quantity("[B, K, *L]", "after the step; detached"),
+    "x0": Quantity("[B, K, *L]", "finished latents, noised again to `latents` by `noise`"),
+    "noise": Quantity("[B, K, *L]", "standard normal"),
+    "peers": Quantity("[B, K]", "id of the rows compared with each other: of one group, noise level and noise"),
     "velocity": Quantity("[B, K, *L]", "noise - x0 as the network sees it, guidance included", of_policy=True),
     "mean": Quantity("[B, K, *L]", "mean of the Gaussian that the next latents are drawn from", of_policy=True),
     "std": Quantity("[B, K]", "its standard deviation, sqrt(dt) included; the same for all policies"),
     "log_prob": Quantity("[B, K]", "images: nats per latent dimension; text: nats per token", of_policy=True),
+    "elbo": Quantity("[B, K]", "minus the flow-matching error: stands in for log_prob", of_policy=True),
     "ratio": Quantity("[B, K]", "current over old policy, after the recipe's `ratio`"),
     "iteration": Quantity("-", "number of the update, from 0; plans are pure functions of it"),
     "steps": Quantity("-", "T"),
     "generator": Quantity("-", "private and named by (seed, iteration, purpose); the same on every rank"),
+    "draws": Quantity("-", "noise levels per finished picture"),
+    "refresh": Quantity("-", "how often a snapshot has been refreshed, from 1"),
     "tree": Quantity("-", "samplers.RolloutTree; only `points` functions see it"),
+    "drawn": Quantity("-", "noise levels and noises of the finished pictures; only `points` functions see it"),
 }
 
 CURRENT = ""

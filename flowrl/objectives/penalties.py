@@ -28,3 +28,24 @@ def mean_mse(mean: Latents, mean_ref: Latents) -> BK:
 def velocity_mse(velocity: Latents, velocity_ref: Latents) -> BK:
     """mean((velocity - velocity_ref)^2): the same weight at every step.  arXiv:2509.16117"""
     return ((velocity - velocity_ref) ** 2).flatten(2).mean(2)
+
+
+def velocity_mse_anchor(velocity: Latents, velocity_anchor: Latents) -> BK:
+    """velocity_mse to a second snapshot, one that follows the policy.  arXiv:2509.25050"""
+    return velocity_mse(velocity, velocity_anchor)
+
+
+def velocity_mse_of_good(
+    velocity: Latents, velocity_ref: Latents, advantage: BK, *, largest: float = 5.0, least: float = 1e-3
+) -> BK:
+    """velocity_mse times least + (1 - least) * (advantage / largest + 1) / 2.  arXiv:2603.14128
+
+    What scored well is held to the reference, what scored badly is free to leave it.
+    """
+    share = (advantage / largest / 2 + 0.5).clamp(0, 1)
+    return velocity_mse(velocity, velocity_ref) * (least + share * (1 - least))
+
+
+def x0_mse_old(velocity: Latents, velocity_old: Latents, sigma: BK) -> BK:
+    """mean((x0 - x0_old)^2) of the clean estimates at one state: sigma^2 * velocity_mse.  arXiv:2604.23380"""
+    return sigma**2 * velocity_mse(velocity, velocity_old)

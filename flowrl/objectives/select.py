@@ -12,6 +12,16 @@ def drawn(noisy: Mask) -> Mask:
     return noisy
 
 
+def everything(noisy: Mask) -> Mask:
+    """Every decision, drawn or not: what forward-process methods train is noised again anyway."""
+    return torch.ones_like(noisy)
+
+
+def preferred(noisy: Mask, advantage: Float[Tensor, " N"]) -> Mask:
+    """All decisions of the rollouts whose advantage is not 0: the winners and losers of pairs.  arXiv:2311.12908"""
+    return torch.ones_like(noisy) * (advantage != 0)[:, None]
+
+
 def random_steps(noisy: Mask, generator: torch.Generator, *, fraction: float = 0.6) -> Mask:
     """Per rollout, int(fraction * drawn decisions) of them, at least one, in a random draw.  arXiv:2505.07818"""
     order = torch.rand(noisy.shape, generator=generator)

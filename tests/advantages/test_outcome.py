@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowrl.advantages import outcome
-from flowrl.recipe import part
+from flowrl.part import part
 
 NORMALISERS = [
     part(outcome.grpo, scope="group"),
