@@ -15,10 +15,22 @@ for _name in ("rewards", "samplers"):
             f"Rename your {_name}.py (say my_{_name}.py), or start Python from another directory."
         )
 
-from flowrl.recipe import Part, Recipe, Rollout, frozen, part  # noqa: E402
+from flowrl.part import Part, part  # noqa: E402
+from flowrl.recipe import Noising, Recipe, Rollout, Snapshot, copied, frozen  # noqa: E402
 from flowrl.train_step import train_step  # noqa: E402
 
-__all__ = ["Part", "Recipe", "Rollout", "align", "frozen", "part", "train_step"]
+__all__ = [
+    "Noising",
+    "Part",
+    "Recipe",
+    "Rollout",
+    "Snapshot",
+    "align",
+    "copied",
+    "frozen",
+    "part",
+    "train_step",
+]
 
 
 def __getattr__(name: str):

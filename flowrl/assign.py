@@ -1,11 +1,24 @@
-"""From the table of an update to what each decision earns and how much it counts.  The same for images and text."""
+"""From the table of an iteration to what each decision earns and how much it counts.  The same for images and text."""
 
+from dataclasses import dataclass
+
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.advantages.outcome import raw
 from flowrl.groups import group_spread
 from flowrl.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What the decisions of an iteration earned, and how much each counts in each of its optimizer updates."""
+
+    advantage: Float[Tensor, "N T"]
+    weights: tuple[Float[Tensor, "N T"], ...]  # one per optimizer update, each summing to 1 over all ranks
+    kept: tuple[float, ...]  # flowrl.updates.Planned.kept of each
+    log: dict[str, float | int]
 
 
 def assign(
@@ -16,9 +29,11 @@ def assign(
     group: Int[Tensor, " N"],
     edge: Int[Tensor, "N T"],
     noisy: Float[Tensor, "N T"],
+    *,
+    update_generator: torch.Generator,
     **schedule,
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"], dict[str, float | int]]:
-    """(advantage, weight, log) over the rollouts of *all* ranks, so that no rule has to know about processes.
+) -> Assigned:
+    """Advantage and weights over the rollouts of *all* ranks, so that no rule has to know about processes.
 
     schedule: sigmas, steps, iteration and the generator of the `select` role. Rollouts whose score failed are taken out
     of the table: they leave the statistics of their group, and get advantage and weight 0.
@@ -27,31 +42,43 @@ def assign(
     known |= {"reward": reward[valid], "group": group[valid], "prompt": group[valid]}
     known |= {"edge": edge[valid], "noisy": noisy[valid]}
     outcome = known["advantage"] = recipe.advantage(**known)
-    known["mask"] = recipe.select(**known)
-    credit, weight = recipe.credit(**known), recipe.weight(**known)
-    for role, table in (("select", known["mask"]), ("credit", credit), ("weight", weight)):
-        if table.shape != known["noisy"].shape:
-            name = getattr(recipe, role).name
-            raise ValueError(
-                f"{role}: {name} returned {list(table.shape)}, expected [N, T] = {list(known['noisy'].shape)}."
-            )
-    assert not bool((known["mask"] > known["noisy"]).any()), "a deterministic step has no log-prob to train on"
-    equal = group_spread(raw(reward[valid], reward_weight), group[valid]) == 0
+    known["mask"] = _checked(recipe, "select", recipe.select(**known), known["noisy"])
+    credit = _checked(recipe, "credit", recipe.credit(**known), known["noisy"])
+    planned = recipe.update(**known | {"generator": update_generator})
+    weights = [_weight(recipe, known, one.leaves) for one in planned]
     log = {
-        "group/zero_spread": _share_of_groups(equal, group[valid]),
+        "group/zero_spread": _share_equal(known, reward_weight),
         "advantage/max": float(outcome.abs().max()) if len(outcome) else 0.0,
         "reward/invalid": int((~valid).sum()),
     }
-    return _put_back(credit, valid), _put_back(weight, valid), log
+    weights = tuple(_put_back(weight, valid) for weight in weights)
+    return Assigned(_put_back(credit, valid), weights, tuple(one.kept for one in planned), log)
 
 
-def _share_of_groups(flag, group):
-    """Share of the groups whose rows carry the flag."""
-    groups = group.unique()
-    return len(group[flag].unique()) / max(len(groups), 1)
+_OF_LEAVES = ("reward", "group", "prompt", "edge", "noisy", "advantage", "mask")
 
 
-def _put_back(rows, valid):
-    out = rows.new_zeros(len(valid), *rows.shape[1:])
-    out[valid] = rows
+def _weight(recipe, known, leaves):
+    """Weights of one optimizer update: those of the leaves that it sees, 0 elsewhere."""
+    seen = known | {name: known[name][leaves] for name in _OF_LEAVES}
+    return _put_back(_checked(recipe, "weight", recipe.weight(**seen), seen["noisy"]), leaves)
+
+
+def _checked(recipe, role, table, like):
+    if table.shape != like.shape:
+        name = getattr(recipe, role).name
+        raise ValueError(f"{role}: {name} returned {list(table.shape)}, expected [N, T] = {list(like.shape)}.")
+    return table
+
+
+def _share_equal(known, reward_weight):
+    """Share of the groups whose rewards are all equal."""
+    group = known["group"]
+    equal = group_spread(raw(known["reward"], reward_weight), group) == 0
+    return len(group[equal].unique()) / max(len(group.unique()), 1)
+
+
+def _put_back(rows, kept):
+    out = rows.new_zeros(len(kept), *rows.shape[1:])
+    out[kept] = rows
     return out

@@ -1,10 +1,11 @@
 """A whole method on one page: every role in the order in which it acts, its numbers and its source."""
 
 from dataclasses import fields
-from inspect import cleandoc, getsourcefile, getsourcelines, signature, unwrap
+from inspect import cleandoc, getsourcefile, getsourcelines, unwrap
 from pathlib import Path
 
-from flowrl.recipe import Part, Recipe
+from flowrl.part import Part
+from flowrl.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -12,11 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 def explain(recipe: Recipe, docstring: str) -> str:
     """The page as text; numbers of a part that the recipe leaves alone show the function's default."""
     lines = [cleandoc(docstring), ""]
-    settings = [(f"rollout.{f.name}", getattr(recipe.rollout, f.name)) for f in fields(recipe.rollout)]
-    settings += [(f.name, getattr(recipe, f.name)) for f in fields(recipe) if f.name not in ("rollout", "penalties")]
+    settings = _settings(recipe.rollout, "rollout.")
+    settings += _settings(recipe.noising, "noising.") if recipe.noising else []
+    settings += _settings(recipe, "", besides=("rollout", "noising", "penalties", "snapshots"))
     plain = [(role, value) for role, value in settings if not isinstance(value, Part) and value not in ({}, None)]
     lines += [f"{role} = {value}" for role, value in plain]
     lines += [f"leaves = {recipe.rollout.leaves} per prompt (derived)"]
+    lines += [f"snapshots.{name} = {_rule(rule)}" for name, rule in recipe.snapshots.items()]
     acts = [(role, value) for role, value in settings if isinstance(value, Part)]
     acts += [(f"penalty x {scale}", value) for scale, value in recipe.penalties]
     for role, value in acts:
@@ -24,16 +27,26 @@ def explain(recipe: Recipe, docstring: str) -> str:
     return "\n".join(lines)
 
 
+def _settings(section, prefix, besides=()):
+    return [(prefix + f.name, getattr(section, f.name)) for f in fields(section) if f.name not in besides]
+
+
+def _rule(rule):
+    """How a snapshot follows, in words."""
+    follows = f"keeps {rule.decay.name}{_numbers(rule.decay)}, every {rule.every}" if rule.decay else "frozen"
+    return follows + (f", guidance {rule.guidance:g}" if rule.guidance is not None else "")
+
+
 def _numbers(filled):
-    takes = signature(filled.fn).parameters.values()
-    shown = {p.name: filled.numbers.get(p.name, p.default) for p in takes if p.kind is p.KEYWORD_ONLY}
+    shown = {name: filled.number(name) for name in filled.takes}
     return f"({', '.join(f'{k}={v!r}' for k, v in shown.items())})" if shown else ""
 
 
 def _where(fn):
     path = Path(getsourcefile(unwrap(fn)))
     path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    return f"{path}:{getsourcelines(fn)[1]}"
+    lines, start = getsourcelines(fn)
+    return f"{path}:{start + next(i for i, line in enumerate(lines) if line.lstrip().startswith('def '))}"
 
 
 def _body(fn):

@@ -175,8 +175,8 @@ def memory(ready: Prepared, work: Work) -> dict[str, int]:
     policy, training = ready.policy, [call for call in work.calls if call.cotangent is not None]
     modules = (policy.pipe.transformer, policy.pipe.vae, policy.pipe.text_encoder, policy.pipe.text_encoder_2)
     held = {x.untyped_storage()._cdata: x.nbytes for m in modules for x in (*m.parameters(), *m.buffers())}
-    for kept in policy._snapshots._kept.values():
-        held |= {x.untyped_storage()._cdata: x.nbytes for x in kept or ()}
+    for kept in policy.snapshots.state().values():
+        held |= {x.untyped_storage()._cdata: x.nbytes for x in kept}
     states = ready.learner.optimizer.state.values()
     moments = sum(x.nbytes for state in states for x in state.values() if isinstance(x, Tensor))
     parts = {"weights and snapshots": sum(held.values()), "optimiser": moments}

@@ -44,20 +44,28 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("rollout.density", "gaussian squared_error"),
         ("rollout.noisy", "all_but_last random_window window"),
         ("rollout.noise", "correlated independent"),
-        ("advantage", "gdpo grpo raw rloo"),
+        ("rollout.solver", "dpm_solver"),
+        ("noising.times", "discrete logit_normal stratified uniform"),
+        ("noising.elbo", "generalized_huber huber self_normalised weighted"),
+        ("advantage", "best_and_worst best_of_group gdpo grpo grpo_soft raw reward_itself rloo"),
         ("credit", "broadcast tree_depthwise tree_value"),
-        ("select", "drawn random_steps"),
+        ("select", "drawn everything preferred random_steps"),
+        ("update", "minibatches once reposition"),
         ("weight", "edge_mean token_mean"),
-        ("points", "on_path"),
-        ("ratio", "per_decision"),
-        ("objective", "ppo_clip"),
-        ("penalties", "kl_gaussian kl_mean_over_s2 mean_mse velocity_mse"),
+        ("points", "on_noise on_path"),
+        ("ratio", "elbo_per_draw elbo_per_row per_decision"),
+        ("objective", "crd dgpo dpo matching nft ppo_clip"),
+        ("decay", "constant linear warming"),
+        (
+            "penalties",
+            "kl_gaussian kl_mean_over_s2 mean_mse velocity_mse velocity_mse_anchor velocity_mse_of_good x0_mse_old",
+        ),
     ],
 )
 def test_the_menu_of_a_role_holds_its_functions_and_no_helper(role, names):
     """`edge_share`, `spread` and `bind` stand in the same files and cannot fill a role."""
     assert sorted(menu(role)) == names.split() and set(MENUS) >= {role}
-    assert [part_for(role, name).name for name in names.split()] == names.split()
+    assert [part_for(role, name, role).name for name in names.split()] == names.split()
 
 
 def test_a_number_that_a_function_must_have_may_come_in_a_setting_of_its_own():
@@ -96,7 +104,7 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
         ({"objective__cliplow": 3}, ["no such number of ppo_clip", "Did you mean 'clip_low'?", "clip_low, clip_high"]),
         ({"objective": "ppo_clop"}, ["recipe.objective = 'ppo_clop'", "Did you mean 'ppo_clip'?", "Known:"]),
         ({"rollout__kernel": "flow_sd"}, ["Did you mean 'flow_sde'?", "Known:"]),
-        ({"rollout__kernel": None}, ["recipe.rollout.kernel = None", "name of a function"]),
+        ({"rollout__kernel": None}, ["rollout.kernel is missing: steps that draw noise need one"]),
         ({"rollout__steps": "many"}, ["recipe.rollout.steps = 'many': expected int"]),
         ({"rollout__steps": 2.5}, ["recipe.rollout.steps = 2.5: expected int"]),
         ({"rollout__steps": float("inf")}, ["recipe.rollout.steps = inf: expected int"]),
@@ -108,7 +116,7 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
         ({"penalties__kl_mean_over_s3": 1}, ["Did you mean 'kl_mean_over_s2'?"]),
         ({"penalties__velocity_mse__x": 1}, ["has no penalty 'velocity_mse'", "It has: kl_mean_over_s2"]),
         ({"advantage__eps": "tiny"}, ["recipe.advantage.eps = 'tiny': expected float"]),
-        ({"snapshots__ref__decay": 0.5}, ["recipe.snapshots.ref.decay: no such setting"]),
+        ({"snapshots__ref__decay": 0.5}, ["recipe.snapshots.ref.decay = 0.5: expected the name of a function"]),
         ({"credit": "flowrl.nowhere:f"}, ["recipe.credit = 'flowrl.nowhere:f'", "cannot import 'flowrl.nowhere'"]),
         ({"credit": "flowrl.groups:f"}, ["'flowrl.groups' has no function 'f'"]),
         ({"credit": "flowrl.objectives.clipped:ppo_clip"}, ["credit: ppo_clip asks for 'ratio'"]),

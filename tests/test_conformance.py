@@ -8,11 +8,11 @@ import inspect
 import pytest
 import torch
 
+from flowrl.part import part
 from flowrl.randomness import generator
-from flowrl.recipe import part
 from samplers import tree_layout
 
-KEEPS_SHIFT = "Keeps a shift of the rewards"
+KEEPS_SHIFT, COPIES_EQUAL, NOT_NEGATIVE = "Keeps a shift of the rewards", "Copies equal rewards", "not be negative"
 
 
 def draw(*shape, seed=0):
@@ -29,14 +29,15 @@ def row_quantities(**changes):
     mean, velocity, log_prob = draw(5, 2, 3), draw(5, 2, 3, seed=1), draw(5, 2, seed=2)
     rows = {"std": draw(5, 2, seed=3).abs() + 0.2, "advantage": draw(5, 2, seed=4), "ratio": torch.ones(5, 2).double()}
     rows |= {"sigma": torch.full((5, 2), 0.7).double(), "sigma_next": torch.full((5, 2), 0.5).double()}
-    for name, value in {"mean": mean, "velocity": velocity, "log_prob": log_prob}.items():
-        rows |= {name: value, f"{name}_ref": value, f"{name}_old": value}
+    rows |= {"x0": draw(5, 2, 3, seed=7), "noise": draw(5, 2, 3, seed=8), "peers": torch.arange(10).view(5, 2) % 4}
+    for name, value in {"mean": mean, "velocity": velocity, "log_prob": log_prob, "elbo": -log_prob.abs()}.items():
+        rows |= {name: value, **{f"{name}_{suffix}": value for suffix in ("ref", "old", "anchor")}}
     return rows | changes
 
 
 LAYOUT = tree_layout(3, 4, {0: 2, 2: 2})
 LEAVES = len(LAYOUT.edge)
-REWARD, WEIGHT, GROUP = draw(LEAVES, 2), torch.tensor([1.0, 0.5]).double(), LAYOUT.leaf_root
+REWARD, WEIGHT, GROUP = draw(LEAVES, 2).abs(), torch.tensor([1.0, 0.5]).double(), LAYOUT.leaf_root
 
 
 @pytest.mark.menu("flowrl.advantages.outcome")
@@ -63,21 +64,27 @@ def test_an_advantage_ignores_the_order_of_rows(public):
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -26.3, 1e4])
 def test_an_advantage_is_exactly_0_on_equal_rewards(public, value):
     """C01: bit for bit, in groups of 3, 4 and 1."""
+    if value < 0 and NOT_NEGATIVE in public.__doc__:
+        with pytest.raises(ValueError, match="is negative"):
+            ask(public, reward=torch.full((8, 1), value), reward_weight=torch.ones(1), group=torch.arange(8))
+        return
+    expected = 1 if COPIES_EQUAL in public.__doc__ else value if KEEPS_SHIFT in public.__doc__ else 0
     reward, group = torch.full((8, 1), value), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
     ours = ask(public, reward=reward, reward_weight=torch.ones(1), group=group)
-    assert bool((ours == (value if KEEPS_SHIFT in public.__doc__ else 0)).all())
+    assert bool((ours == expected).all())
 
 
 @pytest.mark.menu("flowrl.advantages.outcome")
 def test_the_rewards_of_one_group_do_not_turn_another_groups_order(public):
     """C07: groups of 3 and 4.  What divides may be shared; who is better than whom may not."""
     group = torch.tensor([0, 1, 0, 1, 1, 0, 1])
-    reward = torch.tensor([0.1, 5.0, 0.4, -3.0, 8.0, 0.2, 1.0]).double()
+    reward = torch.tensor([0.1, 5.0, 0.4, 3.0, 8.0, 0.2, 1.0]).double()
     other = torch.where(group == 1, reward * 7 + 2, reward)
     ours, theirs = (
         ask(public, reward=r[:, None], reward_weight=WEIGHT[:1], group=group)[group == 0] for r in (reward, other)
     )
-    assert ours.argsort().tolist() == theirs.argsort().tolist() == [0, 2, 1]
+    assert ours.argsort(stable=True).tolist() == theirs.argsort(stable=True).tolist()
+    assert ours.argmax() == 1 and ours.argmin() == 0
     assert bool((ours.sign() == theirs.sign()).all())
 
 
@@ -99,8 +106,10 @@ def test_credit_is_0_where_everyone_earned_0_and_ignores_the_order_of_rows(publi
 def test_a_mask_is_0_or_1_and_lies_within_what_was_drawn(public):
     noisy = torch.zeros(6, 8)
     noisy[:, 2:7] = 1
-    mask = ask(public, noisy=noisy, generator=generator(0, "select"))
-    assert bool(((mask == 0) | (mask == 1)).all()) and bool((mask <= noisy).all()) and bool(mask.any(1).all())
+    advantage = torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0, -2.0])
+    mask = ask(public, noisy=noisy, advantage=advantage, generator=generator(0, "select"))
+    assert bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any(1).all())
+    assert bool((mask <= noisy).all()) or public.__name__ in ("everything", "preferred")
 
 
 @pytest.mark.menu("flowrl.objectives.weights")
@@ -117,7 +126,8 @@ def test_weights_sum_to_1_over_what_is_trained(public):
 @pytest.mark.menu("flowrl.objectives.ratios")
 def test_a_ratio_is_exactly_1_for_equal_policies_and_passes_the_gradient_on(public):
     log_prob = draw(5, 2, seed=2).requires_grad_()
-    ratio = ask(public, **row_quantities(log_prob=log_prob))
+    same = {f"{name}_old": log_prob.detach() for name in ("log_prob", "elbo")}
+    ratio = ask(public, **row_quantities(log_prob=log_prob, elbo=log_prob, **same))
     assert torch.equal(ratio, torch.ones(5, 2).double())
     ratio.sum().backward()
     torch.testing.assert_close(log_prob.grad, torch.ones(5, 2).double())
@@ -156,7 +166,6 @@ def test_an_objective_that_is_silent_has_no_gradient_at_advantage_0(public, valu
 @pytest.mark.menu("flowrl.objectives.penalties")
 def test_a_penalty_is_0_for_equal_policies_and_positive_otherwise(public):
     assert torch.equal(ask(public, **row_quantities()), torch.zeros(5, 2).double())
-    moved = {f"{name}_ref": draw(5, 2, 3, seed=9) for name in ("mean", "velocity")} | {
-        "log_prob_ref": draw(5, 2, seed=9)
-    }
+    suffixes = ("ref", "old", "anchor")
+    moved = {f"{name}_{s}": draw(5, 2, 3, seed=9) for name in ("mean", "velocity") for s in suffixes}
     assert bool((ask(public, **row_quantities(**moved)) > 0).all())

@@ -9,7 +9,7 @@ import torch
 
 from flowrl.advantages import outcome, tree
 from flowrl.objectives import clipped, penalties
-from flowrl.recipe import part
+from flowrl.part import part
 from samplers import density, kernels, schedules, solvers
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "reference_numbers.json").read_text(encoding="utf-8"))

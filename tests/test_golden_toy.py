@@ -14,7 +14,7 @@ import pytest
 import torch
 
 FILE = Path(__file__).parent / "golden" / "toy.json"
-FAMILIES = ("steps", "trees")
+FAMILIES = ("steps", "trees", "forward")
 
 
 def five_numbers(make_recipe):

@@ -14,7 +14,11 @@ CORE = (
     "flowrl.vocabulary",
     "flowrl.groups",
     "flowrl.randomness",
+    "flowrl.part",
     "flowrl.recipe",
+    "flowrl.recipe_check",
+    "flowrl.decays",
+    "flowrl.updates",
     "flowrl.train_step",
     "flowrl.assign",
 )
@@ -26,7 +30,11 @@ MAY_IMPORT = {  # module or package -> what it may import of ours; the longest m
     "flowrl.vocabulary": (),
     "flowrl.randomness": (),
     "flowrl.groups": (),
-    "flowrl.recipe": ("flowrl.vocabulary",),
+    "flowrl.part": (),
+    "flowrl.decays": (),
+    "flowrl.updates": ("flowrl.groups",),
+    "flowrl.recipe_check": ("flowrl.vocabulary", "flowrl.part"),
+    "flowrl.recipe": ("flowrl.vocabulary", "flowrl.part", "flowrl.decays", "flowrl.recipe_check"),
     "flowrl.train_step": (),
     "flowrl.assign": ("flowrl.groups", "flowrl.recipe", *PURE),
     **{package: ("flowrl.groups", *PURE) for package in PURE},
@@ -41,7 +49,8 @@ MAY_IMPORT = {  # module or package -> what it may import of ours; the longest m
 }
 LIGHT = {"torch", "jaxtyping"}
 FOREIGN = {package: LIGHT for package in ("samplers", *PURE, *CORE, "flowrl.visual.points", "flowrl.visual.evaluate")}
-FOREIGN |= {f"flowrl.{name}": set() for name in ("vocabulary", "recipe", "train_step", "recipes", "explain")}
+LIGHTEST = ("vocabulary", "part", "recipe", "recipe_check", "decays", "recipes", "explain")
+FOREIGN |= {f"flowrl.{name}": set() for name in LIGHTEST}
 
 FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 

@@ -2,10 +2,12 @@
 
 import pytest
 
+from flowrl import decays
 from flowrl import recipe as recipes
 from flowrl.advantages import outcome
 from flowrl.objectives import clipped, penalties, select
-from flowrl.recipe import Part, Snapshot, frozen, part
+from flowrl.part import Part, part
+from flowrl.recipe import Snapshot, frozen
 from flowrl.recipes.visual.steps import dance_grpo, flow_grpo
 from flowrl.recipes.visual.trees import branch_grpo
 from samplers import kernels
@@ -85,7 +87,7 @@ def test_a_snapshot_named_old_must_exist_where_more_than_the_recorded_log_prob_i
 
     changed = dance_grpo().but(penalties=((1.0, part(drift)),))
     assert "snapshots has no 'old'" in refusal(changed.check)
-    assert changed.but(snapshots={"old": Snapshot(decay=0.0)}).check()
+    assert changed.but(snapshots={"old": Snapshot(part(decays.constant, share=0.0))}).check()
 
 
 @pytest.mark.parametrize("role", ["advantage", "credit", "select", "weight", "points", "ratio", "objective"])
@@ -159,12 +161,12 @@ def test_parts_come_in_the_order_in_which_they_act():
     roles = [role for role, filled in flow_grpo().parts() if isinstance(filled, Part)]
     assert roles == [
         *(f"rollout.{name}" for name in ("kernel", "density", "noisy", "noise")),
-        *("advantage", "credit", "select", "weight", "points", "ratio", "objective"),
+        *("advantage", "credit", "select", "update", "weight", "points", "ratio", "objective"),
         "penalties.kl_mean_over_s2",
     ]
 
 
 def test_a_decay_may_warm_up():
-    rule = Snapshot(decay=0.9, warmup=True)
+    rule = Snapshot(part(decays.warming, share=0.9))
     assert rule.share_kept(1) == pytest.approx(2 / 11) and rule.share_kept(1000) == 0.9
-    assert frozen().share_kept(1) == 1.0 and recipes.Snapshot(decay=0.5).share_kept(1) == 0.5
+    assert frozen().share_kept(1) == 1.0 and recipes.Snapshot(part(decays.constant, share=0.5)).share_kept(1) == 0.5

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowrl.recipe import part
+from flowrl.part import part
 from flowrl.recipes.visual.steps import flow_grpo
 from flowrl.train_step import train_step
 

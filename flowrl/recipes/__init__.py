@@ -6,7 +6,8 @@ from importlib import import_module
 from inspect import cleandoc, getmembers, isfunction
 from pkgutil import walk_packages
 
-from flowrl.recipe import Recipe, nearest
+from flowrl.part import nearest
+from flowrl.recipe import Recipe
 
 PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})|(https?://\S+)")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from flowrl import plan
-from flowrl.recipe import nearest
+from flowrl.part import nearest
 from flowrl.recipes import catalogue
 from flowrl.run import bench_results, config, files
 from flowrl.run.metrics import Progress, duration

@@ -12,7 +12,7 @@ from typing import get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flowrl.recipe import nearest
+from flowrl.part import nearest
 from flowrl.run.settings import Run
 
 ROOT = Path(__file__).resolve().parents[2]

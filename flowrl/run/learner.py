@@ -13,7 +13,7 @@ class Learner:
     """AdamW over named parameters, with one gradient reduction and one step per update.
 
     micro_batch: network calls per forward and backward pass: memory, never the gradient
-    rate:        update (from 0) -> learning rate
+    rate:        iteration (from 0) -> learning rate
     reduce:      sums the gradients of all ranks in place; the weights of all ranks sum to 1, so there is no division
     """
 
@@ -31,8 +31,23 @@ class Learner:
         self.names, self.parameters = zip(*parameters, strict=True)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
         self.rate, self.micro_batch, self.max_grad_norm, self.reduce = rate, micro_batch, max_grad_norm, reduce
-        self.updates = self.skipped = self._in_a_row = 0
+        self.updates = self.skipped = self._in_a_row = 0  # updates: iterations that have taken a step
+        self.begin(0)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was trained before is not of the first update
+
+    def begin(self, iteration: int, *, restorable: bool = False) -> None:
+        """The optimizer updates of an iteration follow: one learning rate for all of them.
+
+        restorable: keep the present weights, so that `go_back` can return towards them
+        """
+        self._iteration, self._rate_now = iteration, self.rate(iteration)
+        self._start = [p.detach().clone() for p in self.parameters] if restorable else None
+
+    @torch.no_grad()
+    def go_back(self, kept: float) -> None:
+        """Weights of `begin` plus the share `kept` of the way from there; the optimiser's moments stay."""
+        for parameter, start in zip(self.parameters, self._start, strict=True):
+            parameter.lerp_(start, 1 - kept)
 
     def micro_batches(self, points) -> Iterator:
         return points.split(self.micro_batch)
@@ -49,7 +64,7 @@ class Learner:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self.parameters]
         self.reduce(gradients)
-        rate = self.rate(self.updates)
+        rate = self._rate_now
         norm = nn.utils.get_total_norm(gradients)
         log = {"grad_norm": float(norm), "learning_rate": rate}
         if math.isfinite(log["grad_norm"]):
@@ -66,7 +81,7 @@ class Learner:
             log |= {"skipped_nonfinite": self.skipped, "nonfinite_parameter": first, "param_delta_norm": 0.0}
             if self._in_a_row == MOST_SKIPPED:
                 raise RuntimeError(f"{MOST_SKIPPED} updates in a row without a finite gradient, first in {first}.")
-        self.updates += 1
+        self.updates = self._iteration + 1
         self.optimizer.zero_grad(set_to_none=True)
         return log
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import rewards
-from flowrl import plan
+from flowrl import decays, plan
 from flowrl.explain import explain
-from flowrl.recipe import Recipe, Snapshot, nearest
+from flowrl.part import nearest, part
+from flowrl.recipe import Recipe, Snapshot
 from flowrl.recipes import catalogue, find
 from flowrl.run import files, prompts
 from flowrl.run import resume as resuming
@@ -48,7 +49,7 @@ class Prepared:
     @property
     def ema(self) -> Snapshot | None:
         settings = self.run.optimizer
-        return Snapshot(settings.ema, settings.ema_every, warmup=True) if settings.ema else None
+        return Snapshot(part(decays.warming, share=settings.ema), settings.ema_every) if settings.ema else None
 
 
 def evaluation_settings(run: Run, recipe: Recipe) -> Settings:

@@ -14,11 +14,13 @@ from flowrl.visual import trainer
 from flowrl.visual.policy import Example
 
 TERMS = ("objective/", "penalty/")  # of the loss; each process logs its share
+SHARES = (*TERMS, "ratio/distance", "ratio/clipped")  # what else sums over processes, weighted as the loss is
+AVERAGED = "ema"  # the snapshot that optimizer.ema asks for
 
 
 def snapshots(prepared: Prepared) -> Mapping[str, Snapshot]:
     """The recipe's snapshots, and the averaged weights if they are on."""
-    return dict(prepared.recipe.snapshots) | ({"ema": prepared.ema} if prepared.ema else {})
+    return dict(prepared.recipe.snapshots) | ({AVERAGED: prepared.ema} if prepared.ema else {})
 
 
 def watched(prepared: Prepared) -> Clock:
@@ -58,8 +60,8 @@ def update(prepared: Prepared, iteration: int, clock: Clock | None) -> dict:
         batch_size=run.budget.batch_size,
         ranks=prepared.processes.ranks(),
     )
-    for name, rule in snapshots(prepared).items():
-        policy.snapshot(name, rule, iteration + 1)
+    if prepared.ema:
+        policy.snapshot(AVERAGED, prepared.ema, iteration + 1)
     log = _over_processes(prepared, log, before)
     refuse_nan(log, iteration + 1, examples)
     if "nonfinite_parameter" in log:
@@ -72,11 +74,13 @@ def _over_processes(prepared, log, before):
     policy, processes = prepared.policy, prepared.processes
     counts = {"forwards": policy.forwards - before[0], "backwards": policy.backwards - before[1]}
     counts |= {name: log[name] for name in ("rollout_calls", "train_calls")}
-    additive = counts | {name: x for name, x in log.items() if name.startswith(TERMS)}
+    additive = counts | {name: x for name, x in log.items() if name.startswith(SHARES)}
     log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
     log |= {name: int(log[name]) for name in counts}
-    log["ratio/deviation"] = processes.largest(log["ratio/deviation"])
-    return log | {"on_policy": True}
+    for name in ("ratio/deviation", "snapshot/old_distance"):
+        if name in log:
+            log[name] = processes.largest(log[name])
+    return log
 
 
 def refuse_nan(log: Mapping[str, object], update: int, examples: Sequence[Example]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flowrl import plan as plans
-from flowrl.recipe import nearest
+from flowrl.part import nearest
 from flowrl.run import checkpoint, files, fingerprint, resume
 from flowrl.run.checkpoint import Found
 from flowrl.run.config import load, resolve

@@ -61,13 +61,11 @@ class Snapshots:
         """Make the snapshot the first time; afterwards move it towards the current weights as its rule says."""
         live = [p.data for p in self._parameters]
         if name not in self._kept:
-            if rule.decay == 1.0 and self._base is not None:
-                self._kept[name] = None
-            else:
-                self._kept[name] = [x.clone() for x in live]
-        elif rule.decay < 1.0 and update % rule.every == 0:
+            without_copy = rule.decay is None and self._base is not None
+            self._kept[name] = None if without_copy else [x.clone() for x in live]
+        elif (share := rule.share_kept(update)) < 1:
             for kept, now in zip(self._kept[name], live, strict=True):
-                kept.lerp_(now, 1 - rule.share_kept(update // rule.every))
+                kept.lerp_(now, 1 - share)
 
     def state(self) -> dict[str, list[Tensor]]:
         """The kept tensors by name, in the order of the parameters; a reference that is the base model has none."""

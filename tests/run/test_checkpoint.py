@@ -9,6 +9,8 @@ import time
 import pytest
 import torch
 
+from flowrl import decays
+from flowrl.part import part
 from flowrl.recipe import Snapshot, frozen
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Writer, capture, newest, numbered, read, restore, write
@@ -19,14 +21,14 @@ FACTS = {"learner": {"updates": 2, "skipped": 1, "in_a_row": 0}}
 def trained(toy, loop, recipe_function, updates=2):
     """A toy policy after some updates, with an average, a full reference, and its learner."""
     policy = toy()
-    policy.snapshot("ema", Snapshot(0.5), 0)
+    policy.snapshot("ema", Snapshot(part(decays.constant, share=0.5)), 0)
     policy.snapshot("ref", frozen(), 0)
     learner = loop.learner(policy)
     for iteration in range(updates):
         for parameter in learner.parameters:
             parameter.grad = torch.full_like(parameter, 0.1 * (iteration + 1))
         learner.step()
-        policy.snapshot("ema", Snapshot(0.5), iteration + 1)
+        policy.snapshot("ema", Snapshot(part(decays.constant, share=0.5)), iteration + 1)
     return policy, learner
 
 
@@ -82,7 +84,7 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(pair, toy, loop, tmp_
         for parameter in other.parameters:
             parameter.grad = torch.full_like(parameter, -0.3)
         other.step()
-        one.snapshot("ema", Snapshot(0.5), 3)
+        one.snapshot("ema", Snapshot(part(decays.constant, share=0.5)), 3)
     assert same(taken(pair), taken((policy, learner)))
 
 

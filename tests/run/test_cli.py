@@ -34,7 +34,10 @@ def shell(*command, cwd, timeout=120, **environment):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("recipe.name=flow_grop", ["recipe.name = 'flow_grop'", "Did you mean 'flow_grpo'?", "Recipes: branch_grpo,"]),
+        (
+            "recipe.name=flow_grop",
+            ["recipe.name = 'flow_grop'", "Did you mean 'flow_grpo'?", "Recipes: awm,"],
+        ),
         ("learning_rate=1e-4", ["learning_rate: no such setting.", "There is 'optimizer.learning_rate'."]),
         ("num-epochs=3", ["num-epochs: no such setting.", "Settings here: model, data,"]),
         ("budget.update=3", ["budget.update", "Did you mean 'updates'?"]),
@@ -51,7 +54,7 @@ def shell(*command, cwd, timeout=120, **environment):
         ("recipe.rollout.kernel.eta=0", ["rollout.kernel flow_sde draws no noise at step 0"]),
         ("recipe.rollout.roots=1", ["rollout.roots = 1 makes groups of one", "at least 2"]),
         ("recipe.rollout.stepz=3", ["recipe.rollout.stepz", "Did you mean 'steps'?"]),
-        ("recipe.snapshots.ref.decay=0.5", ["recipe.snapshots.ref.decay: no such setting"]),
+        ("recipe.snapshots.ref.decay=0.5", ["recipe.snapshots.ref.decay = 0.5: expected the name of a function"]),
         ("recipe.objective.clip=0.1", ["no such number of ppo_clip", "clip_low, clip_high"]),
         ("model.path=/nowhere", ["model.path = '/nowhere': no such folder"]),
         ("model.size=31", ["model.size = 31: accepted are multiples of"]),

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,10 @@ PHASES = {"rollout": 4, "training": 5, "evaluation": 3, "checkpoint": 16}  # eve
 RECIPES = {
     "flow_grpo": {"rollout.steps": 4, "rollout.roots": 3},
     "branch_grpo": {"rollout.steps": 5, "rollout.forks": {0: 2, 2: 2}},
+    "diffusion_nft": {"rollout.steps": 4, "rollout.roots": 3, "noising.draws": 2},
 }
+FULL = ("diffusion_nft",)  # full weights: its old policy and its reference are copies
+WEIGHTS = ("adapter/pytorch_lora_weights.safetensors", "model/transformer/*.safetensors")
 KILLS = int(os.environ.get("FLOWRL_KILLS", "20"))
 
 
@@ -100,6 +102,9 @@ def in_a_child(job):
 def kill_and_compare(settings, recipe, folder, kills, updates, seed=0):
     """The numbers of the phases in which the run died; everything is as without that."""
     settings["recipe"], settings["budget"]["updates"] = {"name": recipe, **RECIPES[recipe]}, updates
+    if recipe in FULL:
+        settings["model"] = {k: v for k, v in settings["model"].items() if k != "lora"} | {"train": "full"}
+        settings["optimizer"] = settings["optimizer"] | {"learning_rate": 1e-3}
     chance, died = random.Random(seed), []
     assert in_a_child(lambda: run_on(settings, folder / "whole")) == 0
     while len(died) < kills:
@@ -131,8 +136,8 @@ def assert_same(one, other):
         assert values.keys() == others[group].keys() and all(
             torch.equal(x, others[group][n]) for n, x in values.items()
         )
-    adapter = Path("adapter") / "pytorch_lora_weights.safetensors"
-    left, right = load_file(one / adapter), load_file(other / adapter)
+    (weights,) = [p.relative_to(one) for name in WEIGHTS for p in one.glob(name)]
+    left, right = load_file(one / weights), load_file(other / weights)
     assert left.keys() == right.keys() and all(torch.equal(x, right[name]) for name, x in left.items())
     files = [sorted(str(p.relative_to(f)) for p in f.rglob("*") if p.is_file()) for f in (one, other)]
     assert files[0] == files[1]

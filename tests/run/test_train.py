@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from flowrl import plan, randomness
-from flowrl.recipe import part
+from flowrl.part import part
 from flowrl.run import checkpoint, resume
 from flowrl.run.config import from_dict, load
 from flowrl.run.evaluation import sample

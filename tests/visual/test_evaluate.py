@@ -5,13 +5,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from flowrl.recipe import frozen, part
+from flowrl.recipe import frozen
+from flowrl.recipes.visual.steps import flow_cps, flow_grpo
 from flowrl.visual.evaluate import evaluate
 from flowrl.visual.toy import ToyPolicy
 from samplers import density, kernels, schedules
 
 SIGMAS = schedules.linear(10)
-KERNEL, DENSITY = part(kernels.flow_sde, eta=0.7), part(density.gaussian)
+RECIPE = flow_grpo()
 
 
 class Spy(ToyPolicy):
@@ -61,20 +62,20 @@ def policy(toy):
 
 def test_every_distinct_call_runs_once_and_the_current_policy_last(policy, rows):
     spy = Spy(policy)
-    evaluate(spy, rows, {"log_prob", "log_prob_old", "mean", "mean_ref", "std"}, KERNEL, DENSITY, SIGMAS)
+    evaluate(spy, rows, {"log_prob", "log_prob_old", "mean", "mean_ref", "std"}, RECIPE, SIGMAS)
     assert spy.seen == [("ref", False, 4), ("current", True, 4)]
 
 
 def test_no_reference_runs_where_nothing_of_it_is_asked_for(policy, rows):
     """C54: the snapshot exists and stays idle."""
     spy = Spy(policy)
-    q = evaluate(spy, rows, {"log_prob", "log_prob_old", "advantage"}, KERNEL, DENSITY, SIGMAS)
+    q = evaluate(spy, rows, {"log_prob", "log_prob_old", "advantage"}, RECIPE, SIGMAS)
     assert spy.seen == [("current", True, 4)] and not any(name.endswith("_ref") for name in q)
 
 
 def test_quantities_are_those_of_the_kernel_and_the_density(policy, rows):
     names = {"velocity", "velocity_ref", "mean", "mean_ref", "std", "log_prob", "log_prob_ref", "log_prob_old"}
-    q = evaluate(policy, rows, names, KERNEL, DENSITY, SIGMAS)
+    q = evaluate(policy, rows, names, RECIPE, SIGMAS)
     for suffix, name in (("", "current"), ("_ref", "ref")):
         with policy.at(name), torch.no_grad():
             velocity = policy.velocity(rows["latents"][:, 0], rows["sigma"][:, 0], rows["prompt"])
@@ -88,20 +89,20 @@ def test_quantities_are_those_of_the_kernel_and_the_density(policy, rows):
 
 
 def test_the_gradient_flows_through_the_current_policy_alone(policy, rows):
-    q = evaluate(policy, rows, {"log_prob", "log_prob_old", "mean", "mean_ref"}, KERNEL, DENSITY, SIGMAS)
+    q = evaluate(policy, rows, {"log_prob", "log_prob_old", "mean", "mean_ref"}, RECIPE, SIGMAS)
     assert q["log_prob"].requires_grad and q["mean"].requires_grad
     assert not q["mean_ref"].requires_grad and not q["log_prob_old"].requires_grad
 
 
 def test_the_old_log_prob_is_the_current_one_and_the_recorded_one_is_kept(policy, rows):
-    q = evaluate(policy, rows, {"log_prob", "log_prob_old"}, KERNEL, DENSITY, SIGMAS)
+    q = evaluate(policy, rows, {"log_prob", "log_prob_old"}, RECIPE, SIGMAS)
     assert torch.equal(q["log_prob_old"], q["log_prob"].detach())
     assert torch.equal(q["log_prob_recorded"], rows["log_prob_old"])
 
 
 def test_siblings_take_their_own_step_from_the_velocity_that_they_share(policy, rows):
     """Two decisions leave each of two states, with different ends."""
-    q = evaluate(policy, rows, {"log_prob", "log_prob_old", "velocity"}, KERNEL, DENSITY, SIGMAS)
+    q = evaluate(policy, rows, {"log_prob", "log_prob_old", "velocity"}, RECIPE, SIGMAS)
     for first, second in ((0, 1), (4, 5)):
         assert torch.equal(q["velocity"][first], q["velocity"][second])
         assert q["log_prob"][first] != q["log_prob"][second]
@@ -110,7 +111,7 @@ def test_siblings_take_their_own_step_from_the_velocity_that_they_share(policy, 
 def test_a_density_that_needs_no_std_is_asked_without_it(policy, rows):
     """C27: at the last step cps has std 0, and its squared error is finite."""
     rows = rows | {"sigma_next": torch.zeros(6, 1)}
-    q = evaluate(policy, rows, {"log_prob", "log_prob_old"}, part(kernels.cps), part(density.squared_error), SIGMAS)
+    q = evaluate(policy, rows, {"log_prob", "log_prob_old"}, flow_cps(), SIGMAS)
     assert bool(q["log_prob"].isfinite().all())
 
 
@@ -118,6 +119,7 @@ def test_a_snapshot_named_old_is_run_for_what_the_rollout_did_not_record(policy,
     policy.snapshot("old", frozen(), 0)
     for _, parameter in policy.trainable():
         parameter.data.mul_(1.05)
-    q = evaluate(policy, rows, {"log_prob", "log_prob_old", "mean", "mean_old"}, KERNEL, DENSITY, SIGMAS)
+    recipe = RECIPE.but(snapshots={"old": frozen()})
+    q = evaluate(policy, rows, {"log_prob", "log_prob_old", "mean", "mean_old"}, recipe, SIGMAS)
     assert not torch.equal(q["mean"], q["mean_old"])
     assert torch.equal(q["log_prob_old"], q["log_prob"].detach())

@@ -51,7 +51,7 @@ def test_rows_keep_the_weight_and_the_weighted_advantage_of_the_table(seed, fork
     gain = (rows["weight"] * rows["advantage"]).sum()
     torch.testing.assert_close(gain, (weight * advantage).sum(), atol=1e-6, rtol=1e-5)
     for source, target, w, a in zip(
-        *(rows[n].flatten() for n in ("source", "target", "weight", "advantage")), strict=True
+        *(rows[n].flatten() for n in ("latents", "next_latents", "weight", "advantage")), strict=True
     ):
         here = (tree.source[tree.edge] == source) & (tree.target[tree.edge] == target)
         torch.testing.assert_close(w, weight[here].sum())
@@ -66,7 +66,7 @@ def test_a_row_carries_its_own_transition():
     points = on_path(tree, weight, weight)
     (rows,) = points.split(10_000)
     for b in range(len(points)):
-        edge = (tree.target == points.columns["target"][b]).nonzero().item()
+        edge = (tree.target == points.columns["next_latents"][b]).nonzero().item()
         assert torch.equal(rows["latents"][b, 0], tree.states[tree.source[edge]])
         assert torch.equal(rows["next_latents"][b, 0], tree.states[tree.target[edge]])
         assert rows["log_prob_old"][b, 0] == tree.log_prob[edge] and rows["prompt"][b] == tree.edge_prompt[edge]

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from flowrl.recipe import Snapshot, frozen
+from flowrl import decays
+from flowrl.part import part
+from flowrl.recipe import Snapshot, copied, frozen
 from flowrl.visual.policy import Policy, Snapshots
 
 
@@ -41,7 +43,7 @@ def test_weights_come_back_also_after_an_error():
     """C63: a reward that raises in the middle of an evaluation must not leave the snapshot in place."""
     live = weights(1)
     kept = Snapshots(live)
-    kept.refresh("ema", Snapshot(decay=0.9), 0)
+    kept.refresh("ema", Snapshot(part(decays.constant, share=0.9)), 0)
     set_to(live, 5)
     with pytest.raises(RuntimeError), kept.at("ema"):
         raise RuntimeError
@@ -53,7 +55,7 @@ def test_weights_come_back_also_after_an_error():
 def test_a_snapshot_follows_by_its_decay_every_so_many_updates():
     live = weights(0)
     kept = Snapshots(live)
-    rule = Snapshot(decay=0.75, every=2)
+    rule = Snapshot(part(decays.constant, share=0.75), every=2)
     kept.refresh("anchor", rule, 0)
     set_to(live, 8)
     followed = []
@@ -67,9 +69,9 @@ def test_a_snapshot_follows_by_its_decay_every_so_many_updates():
 def test_a_copy_of_decay_0_is_the_policy_of_the_last_refresh():
     live = weights(1)
     kept = Snapshots(live)
-    kept.refresh("old", Snapshot(decay=0.0), 0)
+    kept.refresh("old", Snapshot(part(decays.constant, share=0.0)), 0)
     set_to(live, 3)
-    kept.refresh("old", Snapshot(decay=0.0), 1)
+    kept.refresh("old", Snapshot(part(decays.constant, share=0.0)), 1)
     set_to(live, 9)
     with kept.at("old"):
         assert read(live) == [3]
@@ -79,7 +81,7 @@ def test_an_average_warms_up():
     """min(decay, (1 + n) / (10 + n)): early averages follow fast."""
     live = weights(0)
     kept = Snapshots(live)
-    rule = Snapshot(decay=0.9, warmup=True)
+    rule = Snapshot(part(decays.warming, share=0.9))
     kept.refresh("ema", rule, 0)
     set_to(live, 11)
     kept.refresh("ema", rule, 1)
@@ -103,7 +105,7 @@ def test_a_frozen_snapshot_of_adapters_is_the_base_without_them():
     with kept.at("ref"):
         assert switched == ["off"] and read(live) == [4]
     kept.refresh("ref", frozen(), 1)
-    kept.refresh("ema", Snapshot(decay=0.5), 0)
+    kept.refresh("ema", Snapshot(part(decays.constant, share=0.5)), 0)
     with kept.at("ema"):
         assert read(live) == [4]
     assert switched == ["off", "on"]
@@ -145,20 +147,21 @@ def test_what_snapshots_hold_is_put_back_into_others():
     for _ in range(2):
         live = weights(1, 2)
         kept = Snapshots(live, base)
-        for name, rule in (("ref", frozen()), ("old", Snapshot(decay=0.0)), ("ema", Snapshot(decay=0.5))):
+        average = Snapshot(part(decays.constant, share=0.5))
+        for name, rule in (("ref", frozen()), ("old", copied()), ("ema", average)):
             kept.refresh(name, rule, 0)
         made.append((live, kept))
     (live, kept), (other, fresh) = made
     set_to(live, 5, 6)
-    kept.refresh("old", Snapshot(decay=0.0), 1)
-    kept.refresh("ema", Snapshot(decay=0.5), 1)
+    kept.refresh("old", Snapshot(part(decays.constant, share=0.0)), 1)
+    kept.refresh("ema", Snapshot(part(decays.constant, share=0.5)), 1)
     assert {name: [x.item() for x in xs] for name, xs in kept.state().items()} == {"old": [5, 6], "ema": [3, 4]}
     fresh.restore(kept.state())
     for name, values in (("old", [5, 6]), ("ema", [3, 4]), ("current", [1, 2])):
         with fresh.at(name):
             assert read(other) == values
     set_to(live, 9, 9)
-    kept.refresh("old", Snapshot(decay=0.0), 2)
+    kept.refresh("old", Snapshot(part(decays.constant, share=0.0)), 2)
     with fresh.at("old"):
         assert read(other) == [5, 6]  # copied, not shared
     with pytest.raises(AssertionError, match="snapshots"):

@@ -101,17 +101,17 @@ def test_every_reward_is_told_the_example_of_its_own_leaf(toy, loop):
     assert told == [(["3"] * 16 + ["0"] * 16 + ["2"] * 16, [0] * 16 + [1] * 16 + [2] * 16)]
 
 
-def test_equal_rewards_leave_no_gradient_but_that_of_the_penalty(toy, loop, recipe):
+def test_equal_rewards_leave_no_gradient_but_that_of_the_penalty(toy, loop, comparing):
     """C01: reward = prompt index. Where nothing pulls nothing is run; a penalty is flat at the reference."""
 
     def score(images, examples, group):
         value = torch.tensor([[float(e.prompt)] for e in examples])
         return RewardTable(value, torch.ones(1), group, torch.ones(len(value), dtype=torch.bool), ("index",))
 
-    policy = toy(recipe)
-    gradient, log = loop.gradient(policy, recipe, 64, score=score)
+    policy = toy(comparing)
+    gradient, log = loop.gradient(policy, comparing, 64, score=score)
     assert not gradient.any() and log["group/zero_spread"] == 1.0 and log["grad_norm"] == 0.0
-    assert recipe.penalties or policy.backwards == 0
+    assert comparing.penalties or policy.backwards == 0
 
 
 def test_one_rank_or_two_draw_the_same_pictures(toy, loop, recipe):

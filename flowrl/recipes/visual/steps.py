@@ -1,8 +1,10 @@
 """Methods that place noise on the steps of a straight rollout."""
 
+from flowrl import updates
 from flowrl.advantages import outcome, tree
 from flowrl.objectives import clipped, penalties, ratios, select, weights
-from flowrl.recipe import Recipe, Rollout, frozen, part
+from flowrl.part import part
+from flowrl.recipe import Recipe, Rollout, frozen
 from flowrl.visual import points
 from samplers import density, kernels, noise, noise_plans
 
@@ -21,6 +23,7 @@ def flow_grpo() -> Recipe:
         advantage=part(outcome.grpo, scope="batch", ddof=0, eps=1e-4, clamp=5.0),
         credit=part(tree.broadcast),
         select=part(select.drawn),
+        update=part(updates.once),
         weight=part(weights.token_mean),
         points=part(points.on_path),
         ratio=part(ratios.per_decision),

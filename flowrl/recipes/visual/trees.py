@@ -2,7 +2,8 @@
 
 from flowrl.advantages import outcome, tree
 from flowrl.objectives import clipped, select, weights
-from flowrl.recipe import Recipe, part
+from flowrl.part import part
+from flowrl.recipe import Recipe
 from flowrl.recipes.visual.steps import dance_grpo
 from samplers import noise
 

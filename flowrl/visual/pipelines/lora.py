@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 from torch import nn
 
 from flowrl import randomness
-from flowrl.recipe import nearest
+from flowrl.part import nearest
 
 NAME = "policy"
 FILE = "pytorch_lora_weights.safetensors"

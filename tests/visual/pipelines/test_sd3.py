@@ -8,7 +8,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 
-from flowrl import randomness
+from flowrl import decays, randomness
+from flowrl.part import part
 from flowrl.recipe import Snapshot, frozen
 from flowrl.visual.pipelines import sd3
 from flowrl.visual.policy import Example, Policy
@@ -260,7 +261,7 @@ def test_a_reference_is_the_start_and_leaves_the_policy_as_it_was(opened, rank):
     """C55, with adapters (switched off) and with all weights (a copy)."""
     policy = opened(rank=rank, alpha=8.0)
     policy.snapshot("ref", frozen(), 0)
-    policy.snapshot("ema", Snapshot(decay=0.5), 0)
+    policy.snapshot("ema", Snapshot(part(decays.constant, share=0.5)), 0)
     ids, latents, sigma = policy.encode([Example(FIVE[0])]), noise_of(policy, 1), torch.tensor([0.7])
     with torch.no_grad():
         start = policy.velocity(latents, sigma, ids)

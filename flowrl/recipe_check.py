@@ -1,0 +1,127 @@
+"""Whether the parts of a recipe fit together; a ValueError names the role that cannot work."""
+
+from flowrl import vocabulary
+from flowrl.part import nearest
+
+_SCHEDULE = ("steps", "iteration", "generator")
+_LEAVES = ("reward", "reward_weight", "group", "prompt")
+_TABLE = (*_LEAVES, "edge", "noisy", "sigmas", "steps", "iteration", "generator")
+_PATH = ("step", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight")
+_NOISE = ("sigma", "x0", "noise", "latents", "peers", "advantage", "weight")
+AVAILABLE = {  # what is known when a role acts; roles not listed see a row's quantities and those of snapshots
+    "rollout.kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas", "step", "steps"),
+    "rollout.density": ("next_latents", "mean", "std"),
+    "rollout.noisy": _SCHEDULE,
+    "rollout.noise": ("own", "shared"),
+    "rollout.solver": ("velocity", "latents", "prompt", "sigmas"),
+    "noising.times": ("draws", "generator", "sigmas"),
+    "noising.elbo": ("velocity", "x0", "noise", "sigma"),
+    "advantage": _LEAVES,
+    "credit": (*_TABLE, "advantage"),
+    "select": (*_TABLE, "advantage"),
+    "update": ("group", "generator", "iteration"),
+    "weight": (*_TABLE, "advantage", "mask"),
+    "points": ("tree", "advantage", "weight", "drawn"),
+    "decay": ("refresh",),
+}
+ON_PATH = (*_PATH, "velocity", "mean", "std", "log_prob")
+ON_NOISE = (*_NOISE, "velocity", "elbo")
+
+
+def check_recipe(recipe) -> None:
+    """Raise ValueError for the first role that cannot work."""
+    _check_rollout(recipe)
+    for role, filled in recipe.parts():
+        _check_part(recipe, role, filled)
+    _check_snapshots(recipe)
+    if recipe.couples:
+        _check_coupled(recipe)
+
+
+def _check_rollout(recipe):
+    plan, on_noise = recipe.rollout, recipe.noising is not None
+    if plan.leaves < 2:
+        raise ValueError(
+            f"rollout.roots = {plan.roots} makes groups of one: a group needs at least 2 rollouts, "
+            "or all advantages are 0. Raise rollout.roots or add rollout.forks."
+        )
+    if not plan.guidance >= 1:
+        raise ValueError(f"rollout.guidance = {plan.guidance}: expected 1 (none) or more.")
+    if on_noise != ("drawn" in recipe.points.needs):
+        said = "has no effect" if on_noise else "is missing"
+        raise ValueError(f"noising {said}: points = {recipe.points.name}. It belongs to points = on_noise.")
+    if on_noise and recipe.noising.draws < 1:
+        raise ValueError(f"noising.draws = {recipe.noising.draws}: expected 1 or more.")
+    wanted = () if plan.noisy is None else ("kernel", "noise") if on_noise else ("kernel", "noise", "density")
+    for name in ("kernel", "noise", "density"):
+        if name in wanted and getattr(plan, name) is None:
+            raise ValueError(f"rollout.{name} is missing: steps that draw noise need one.")
+        if name not in wanted and getattr(plan, name) is not None:
+            why = "no step draws noise (rollout.noisy)" if plan.noisy is None else "nothing is trained on the path"
+            raise ValueError(f"rollout.{name} has no effect: {why}.")
+    if plan.solver is not None and plan.noisy is not None:
+        raise ValueError("rollout.solver needs a rollout without noise: take out rollout.noisy.")
+    if plan.by == "current" and plan.by_after:
+        raise ValueError("rollout.by_after has no effect: rollout.by names no snapshot.")
+
+
+def _check_part(recipe, role, filled):
+    where = "decay" if role.startswith("snapshots.") else role
+    known = AVAILABLE.get(where) or _of_a_row(recipe)
+    for number, takes in filled.takes.items():
+        if takes.default is takes.empty and number not in filled.numbers:
+            raise ValueError(f"{role}: {filled.name} needs a value for {number!r}: set {role}.{number}.")
+    for name in filled.needs:
+        quantity = name if where in AVAILABLE else _without_suffix(name)
+        if quantity not in known:
+            raise ValueError(
+                f"{role}: {filled.name} asks for {name!r}. {nearest(name, known)}Known there: {', '.join(known)}."
+            )
+        if quantity == "elbo" and recipe.noising.elbo is None:
+            raise ValueError(f"{role}: {filled.name} asks for {name!r}: set noising.elbo.")
+    if "ratio" in filled.needs and recipe.ratio is None:
+        raise ValueError(f"{role}: {filled.name} asks for the ratio, but the recipe has none.")
+
+
+def _of_a_row(recipe):
+    return (*(ON_PATH if recipe.noising is None else ON_NOISE), "ratio")
+
+
+def _check_snapshots(recipe):
+    plan, used = recipe.rollout, recipe.suffixes | {recipe.rollout.by}
+    if plan.by != "current" and plan.by not in recipe.snapshots:
+        known = ("current", *recipe.snapshots)
+        raise ValueError(f"rollout.by = {plan.by!r}: no such snapshot. Accepted: {', '.join(known)}.")
+    for suffix in recipe.snapshots.keys() - used:
+        raise ValueError(f"snapshots.{suffix} has no effect: no part asks for a quantity that ends in _{suffix}.")
+    for suffix in recipe.suffixes - recipe.snapshots.keys():
+        raise ValueError(f"a part asks for a quantity that ends in _{suffix}, but snapshots has no {suffix!r}.")
+    for name, rule in recipe.snapshots.items():
+        if rule.every < 1 or (rule.decay is None and rule.every != 1):
+            raise ValueError(f"snapshots.{name}.every = {rule.every}: expected 1 or more, and no frozen snapshot.")
+        if rule.guidance is not None and (name not in recipe.suffixes or not rule.guidance >= 1):
+            raise ValueError(
+                f"snapshots.{name}.guidance = {rule.guidance}: expected 1 (none) or more, for a snapshot that a part "
+                "asks for; who draws has rollout.guidance."
+            )
+
+
+def _check_coupled(recipe):
+    """A coupled objective sees the scalars of an update's whole table."""
+    name, needs = recipe.objective.name, recipe.objective.needs
+    scalars = {"advantage", "weight", "sigma", "peers"}
+    for asked in needs:
+        if _without_suffix(asked) not in scalars | {"elbo"}:
+            raise ValueError(f"objective: {name} couples rows and asks for {asked!r}; it may see scalars only.")
+    if "peers" in needs and not recipe.noising.shared:
+        raise ValueError(f"objective: {name} compares pictures at one noise level: set noising.shared = true.")
+    if recipe.update.takes.get("whole_groups") and not recipe.update.numbers.get("whole_groups"):
+        raise ValueError(f"objective: {name} compares the pictures of a group: set update.whole_groups = true.")
+
+
+def _without_suffix(name):
+    """The quantity that a name stands for; a name that stands for none, as it is."""
+    try:
+        return vocabulary.split(name)[0]
+    except ValueError:
+        return name
