@@ -3,8 +3,10 @@
 A fault is a RewardError of one line that names the reward, the images concerned and their prompts.
 """
 
+import queue
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,8 +30,9 @@ def ask(
     if any(p.kind is p.VAR_KEYWORD for p in accepted):
         given |= metadata
     try:
-        with torch.no_grad():
-            answer = reward.function(**given)
+        answer = _within(reward.deadline, reward.function, given)
+    except queue.Empty:
+        raise RewardError(f"{who} did not answer within {reward.deadline:g} s ({n} images)") from None
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         fault = f"{who} raised {type(error).__name__}: {said} ({n} images, first prompt {_short(prompts[0])})"
@@ -44,6 +47,24 @@ def ask(
     value = torch.stack(scores, dim=1)
     finite = value.isfinite()
     return value.where(finite, 0.0), finite.all(dim=1)
+
+
+def _within(seconds: float, function: Callable, given: Mapping[str, object]) -> object:
+    """What the function returns or raises; queue.Empty where it does neither in time, and its thread is left behind."""
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def run():
+        try:
+            with torch.no_grad():  # a setting of the thread
+                answers.put((function(**given), None))
+        except BaseException as error:  # raised again where it is waited for
+            answers.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    answer, error = answers.get(timeout=seconds)
+    if error is not None:
+        raise error
+    return answer
 
 
 def _finite(reward: Reward, who: str, answer: object, prompts: Sequence[str]) -> Float[Tensor, " N"]:

@@ -29,13 +29,15 @@ class Reward:
     The weight may be negative; for an answer that is a dict it is a mapping, a number for each component.
 
     `on_error`: "raise" stops at a value that is None, NaN or infinite and at an exception; "mask" warns and leaves
-    those samples out.  An answer of the wrong length, shape or type always stops.
+    those samples out.  An answer of the wrong length, shape or type always stops, and so does none within `deadline`
+    seconds: what hangs cannot be asked again.
     """
 
     name: str
     function: Callable
     weight: float | int | Mapping[str, float | int] = 1.0
     on_error: str = "raise"
+    deadline: float = 600.0
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
@@ -43,6 +45,8 @@ class Reward:
                 f"reward {self.name!r}: on_error is {self.on_error!r}."
                 f"{did_you_mean(self.on_error, ON_ERROR)} Accepted: {', '.join(ON_ERROR)}."
             )
+        if not self.deadline > 0:
+            raise ValueError(f"reward {self.name!r}: deadline {self.deadline!r}; expected a positive number of seconds")
         for weight in _weights(self):
             if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
                 raise ValueError(f"reward {self.name!r}: weight {weight!r}; expected a finite number")

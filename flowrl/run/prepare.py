@@ -202,7 +202,7 @@ def load_rewards(
     found = []
     for name, setting in run.rewards.items():
         function = functions.get(name) or rewards.load(setting.function or name, device, **setting.numbers)
-        found.append(rewards.Reward(name, function, setting.weight, setting.on_error))
+        found.append(rewards.Reward(name, function, setting.weight, setting.on_error, setting.deadline))
     for reward in found:
         rewards.check(reward, prompts.column_names(examples))
     rewards.check_weights(found)
@@ -235,6 +235,7 @@ def load_policy(run: Run, device: torch.device, pipe: object = None) -> Policy:
     """The policy of model.path, or over a pipeline that is loaded already."""
     model, lora = run.model, run.model.lora
     settings = {"size": model.size, "grid": model.grid, "max_sequence_length": model.max_sequence_length}
+    settings |= {"gradient_checkpointing": model.gradient_checkpointing}
     settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0}
     if model.train == "lora":
         lora = lora or Lora()

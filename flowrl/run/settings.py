@@ -41,6 +41,7 @@ class Model(Section):
     size: Positive | None = None  # pixels of a side; default: the pipeline's own
     grid: Literal["pipeline", "linear"] = "pipeline"  # the schedule of pipe(num_inference_steps) or of pipe(sigmas)
     max_sequence_length: Annotated[int, Field(ge=0)] = 256  # T5 tokens
+    gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
 
 
 class Data(Section):
@@ -53,6 +54,7 @@ class Data(Section):
 class RewardSetting(Section):
     weight: float | dict[str, float] = 1.0  # a dict names the components of a reward that returns several
     on_error: Literal["raise", "mask"] = "raise"
+    deadline: Rate = 600.0  # seconds for one call; a reward that hangs ends the run
     function: str | None = None  # my_package.my_file:my_function; default: the built-in reward of this name
     numbers: dict[str, object] = {}  # what the reward's load() takes
 

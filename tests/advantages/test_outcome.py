@@ -96,3 +96,37 @@ def test_a_negative_weight_turns_a_reward_around():
 def test_an_unknown_scope_is_refused_with_those_that_exist():
     with pytest.raises(ValueError, match="scope 'global': accepted are group, batch, none"):
         ask(part(outcome.grpo, scope="global"), [[1.0], [2.0]], [0, 0])
+
+
+REWARD = [[0.2], [0.9], [0.9], [0.1], [0.5], [0.5], [0.3], [0.4]]
+GROUPS = [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_best_and_worst_are_one_pair_per_group_and_none_without_a_difference():
+    """Of two equal winners the first."""
+    assert ask(part(outcome.best_and_worst), REWARD, GROUPS).tolist() == [0, 1, 0, -1, 0, 0, -1, 1]
+
+
+def test_every_rollout_as_good_as_the_best_of_its_group_is_imitated():
+    assert ask(part(outcome.best_of_group), REWARD, GROUPS).tolist() == [0, 1, 1, 0, 1, 1, 0, 1]
+
+
+def test_a_reward_is_its_own_weight_unless_it_is_negative():
+    assert ask(part(outcome.reward_itself), REWARD, GROUPS, (2.0,)).tolist() == pytest.approx(
+        [2 * r for (r,) in REWARD]
+    )
+    with pytest.raises(ValueError, match=r"the weighted reward -0.5 is negative.*best_of_group"):
+        ask(part(outcome.reward_itself), [[1.0], [-0.5]], [0, 0])
+
+
+def test_a_soft_clamp_is_the_z_score_near_0_and_its_limit_far_away():
+    reward, group = [[0.0]] * 99 + [[1.0]], [0] * 100
+    hard, soft = (ask(part(f, scope="batch"), reward, group) for f in (outcome.grpo, outcome.grpo_soft))
+    assert hard[-1] == 5 and soft[-1].item() == pytest.approx(3, abs=0.01)  # z is 9.9
+    torch.testing.assert_close(soft[:99], hard[:99], atol=1e-3, rtol=0)
+
+
+def test_a_scale_multiplies_what_was_clamped():
+    """AWM: +-5 becomes +-1."""
+    full, fifth = (ask(part(outcome.grpo, scope="batch", scale=s), REWARD, GROUPS) for s in (1.0, 0.2))
+    torch.testing.assert_close(fifth, 0.2 * full)

@@ -1,5 +1,7 @@
 """A reward is called by name, and its faults stop the run or are left out, as it asks."""
 
+import threading
+import time
 import warnings
 
 import pytest
@@ -105,3 +107,23 @@ def test_a_good_answer_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _ask(lambda images: [1, 2, 3, 4], on_error="mask")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "mask"])
+def test_a_reward_that_hangs_is_told_after_its_deadline(on_error):
+    """Whatever on_error says: what hangs cannot be asked again."""
+    released = threading.Event()
+    reward = Reward("slow", lambda images: released.wait(30), 1.0, on_error, deadline=0.2)
+    media = {"images": torch.zeros(4, 3, 2, 2), "prompts": PROMPTS, "group": torch.arange(4)}
+    with pytest.raises(RewardError, match=r"^reward 'slow' did not answer within 0.2 s \(4 images\)$"):
+        ask(reward, media, {})
+    released.set()
+
+
+def test_a_reward_is_asked_without_gradient_and_leaves_no_thread():
+    before = threading.active_count()
+    weight = torch.ones(4, requires_grad=True)
+    value, _ = _ask(lambda images: weight * 2 if not torch.is_grad_enabled() else None)
+    assert value.flatten().tolist() == [2.0] * 4 and not value.requires_grad
+    time.sleep(0.05)
+    assert threading.active_count() <= before

@@ -7,7 +7,7 @@ import torch
 
 from flowrl.part import part
 from flowrl.randomness import generator
-from samplers import density, kernels, noise, rollout, schedules, tree_layout
+from samplers import density, kernels, noise, rollout, schedules, solvers, tree_layout
 
 BINARY = {0: 2, 3: 2, 6: 2, 9: 2}
 DANCE = part(kernels.dance_sde, eta=0.3).bound
@@ -260,3 +260,18 @@ def test_a_rollout_leaves_torchs_generator_alone():
     before = torch.get_rng_state()
     roll(forks={0: 2})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_solver_takes_the_place_of_euler_steps_and_keeps_the_finals_alone():
+    """In batches too: the network sees every state of every step once."""
+    seen = []
+
+    def velocity(latents, sigma, prompt):
+        seen.append(len(latents))
+        return latents * sigma[:, None]
+
+    latents, prompt = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5)
+    sigmas = schedules.linear(6)
+    tree = rollout(velocity, latents, prompt, sigmas, solver=solvers.dpm_solver, batch_size=2)
+    assert torch.equal(tree.leaves(), solvers.dpm_solver(velocity, latents, prompt, sigmas)) and len(tree.states) == 5
+    assert seen[:18] == [2, 2, 1] * 6 and bool((tree.source == -1).all()) and bool(tree.log_prob.isnan().all())

@@ -53,6 +53,7 @@ class SD3Policy:
         size: int | None = None,
         grid: str = "pipeline",
         max_sequence_length: int = 256,
+        gradient_checkpointing: bool = False,
         batch_size: int = 64,
         seed: int = 0,
     ):
@@ -74,6 +75,8 @@ class SD3Policy:
             add_lora(pipe.transformer, rank=rank, alpha=alpha, targets=targets, seed=seed)
         else:
             pipe.transformer.float().requires_grad_(True)
+        if gradient_checkpointing:
+            pipe.transformer.enable_gradient_checkpointing()  # diffusers' own, non-reentrant
         self.rank = rank
         base = (lambda: without_lora(pipe.transformer)) if rank else None
         self.snapshots = Snapshots([p for _, p in self.trainable()], base)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from itertools import product
 
 import pytest
@@ -366,3 +367,29 @@ def test_a_truncated_file_of_weights_is_named(folders, tmp_path):
     with pytest.raises(ValueError, match=r"copy' cannot be loaded: ") as caught:
         sd3.load(tmp_path / "copy", dtype=torch.float32, device=torch.device("cpu"), rank=0, alpha=1.0)
     assert "\n" not in str(caught.value)
+
+
+def measured(sizes, tensor):
+    sizes.append(tensor.nbytes)
+    return tensor
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(opened, rank):
+    """C95: equal gradients, none missing, and fewer bytes kept for the backward pass."""
+    gradients, kept = [], []
+    for checkpointing in (False, True):
+        policy = opened(rank=rank, alpha=8.0, gradient_checkpointing=checkpointing)
+        for name, parameter in policy.trainable():
+            if ".lora_B." in name:
+                parameter.data.fill_(0.01)
+        latents, prompt = noise_of(policy, 4), policy.encode([Example("a red circle")])
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(partial(measured, sizes), lambda x: x):
+            out = policy.velocity(latents, torch.full((4,), 0.7), prompt.repeat(4))
+        (out**2).mean().backward()
+        kept.append(sum(sizes))
+        gradients.append({name: p.grad for name, p in policy.trainable() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and kept[1] < 0.5 * kept[0]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-5)
