@@ -31,7 +31,7 @@ def ask(
         given |= metadata
     try:
         answer = _within(reward.deadline, reward.function, given)
-    except queue.Empty:
+    except _Late:
         raise RewardError(f"{who} did not answer within {reward.deadline:g} s ({n} images)") from None
     except Exception as error:
         said = " ".join(str(error).split())[:200]
@@ -49,8 +49,12 @@ def ask(
     return value.where(finite, 0.0), finite.all(dim=1)
 
 
+class _Late(Exception):
+    """No answer within the deadline; a class of its own, because a reward may raise any other."""
+
+
 def _within(seconds: float, function: Callable, given: Mapping[str, object]) -> object:
-    """What the function returns or raises; queue.Empty where it does neither in time, and its thread is left behind."""
+    """What the function returns or raises; _Late where it does neither in time, and its thread is left behind."""
     answers: queue.SimpleQueue = queue.SimpleQueue()
 
     def run():
@@ -61,7 +65,10 @@ def _within(seconds: float, function: Callable, given: Mapping[str, object]) -> 
             answers.put((None, error))
 
     threading.Thread(target=run, daemon=True).start()
-    answer, error = answers.get(timeout=seconds)
+    try:
+        answer, error = answers.get(timeout=seconds)  # a signal interrupts it
+    except queue.Empty:
+        raise _Late from None
     if error is not None:
         raise error
     return answer

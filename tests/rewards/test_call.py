@@ -1,5 +1,7 @@
 """A reward is called by name, and its faults stop the run or are left out, as it asks."""
 
+import queue
+import signal
 import threading
 import time
 import warnings
@@ -118,6 +120,23 @@ def test_a_reward_that_hangs_is_told_after_its_deadline(on_error):
     with pytest.raises(RewardError, match=r"^reward 'slow' did not answer within 0.2 s \(4 images\)$"):
         ask(reward, media, {})
     released.set()
+
+
+def test_what_a_reward_raises_is_not_taken_for_a_missed_deadline():
+    """A reward that reads a queue of its own may raise the very exception that waiting for it does."""
+    with pytest.raises(RewardError, match="reward 'x' raised Empty"):
+        _ask(lambda images: queue.SimpleQueue().get(timeout=0.01))
+
+
+def test_an_interrupt_reaches_the_main_thread_while_a_reward_hangs():
+    released = threading.Event()
+    main = threading.main_thread().ident
+    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        _ask(lambda images: released.wait(20), on_error="mask")
+    released.set()
+    assert time.monotonic() - began < 10
 
 
 def test_a_reward_is_asked_without_gradient_and_leaves_no_thread():
