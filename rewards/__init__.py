@@ -19,10 +19,20 @@ from rewards.answer import RewardError
 from rewards.call import ask
 from rewards.media import check_images, quantise
 from rewards.nearest import did_you_mean
-from rewards.reward import MEDIA, Reward, check, check_weights, column_names
+from rewards.reward import MEDIA, Reward, check, check_weights, column_names, is_trained
 from rewards.table import RewardTable
 
-__all__ = ["Reward", "RewardError", "RewardTable", "check", "check_weights", "column_names", "load", "score"]
+__all__ = [
+    "Reward",
+    "RewardError",
+    "RewardTable",
+    "check",
+    "check_weights",
+    "column_names",
+    "is_trained",
+    "load",
+    "score",
+]
 
 
 def load(name_or_function: str | Callable, device: str | torch.device = "cpu", **numbers: object) -> Callable:

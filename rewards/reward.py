@@ -26,7 +26,8 @@ ON_ERROR = ("raise", "mask")
 class Reward:
     """A reward function and how its answer counts.
 
-    The weight may be negative; for an answer that is a dict it is a mapping, a number for each component.
+    The weight may be negative; for an answer that is a dict it is a mapping, a number for each component.  A reward
+    whose weights are all 0 is evaluated and never trained.
 
     `on_error`: "raise" stops at a value that is None, NaN or infinite and at an exception; "mask" warns and leaves
     those samples out.  An answer of the wrong length, shape or type always stops, and so does none within `deadline`
@@ -56,6 +57,11 @@ class Reward:
 
 def _weights(reward: Reward) -> list:
     return list(reward.weight.values()) if isinstance(reward.weight, Mapping) else [reward.weight]
+
+
+def is_trained(reward: Reward) -> bool:
+    """Whether any weight counts; otherwise the reward is only watched."""
+    return any(weight != 0 for weight in _weights(reward))
 
 
 def column_names(reward: Reward) -> tuple[str, ...]:

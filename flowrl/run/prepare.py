@@ -40,7 +40,8 @@ class Prepared:
     train: list[Example]
     test: list[Example]  # the held-out prompts of the trained tags first
     trained_test: int  # how many of them those are
-    score: Score
+    score: Score  # in training: of the rewards with a weight
+    score_held_out: Score  # in evaluation: of all rewards
     warnings: list[str]
     texts: Sequence[str]  # prompts that came without a file
     weights: Mapping[str, float]  # of the rewards, by column
@@ -102,8 +103,8 @@ def prepare(
         start_from(policy, run.model.init_adapter)
     plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
     warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
-    learner, score = make_learner(run, policy, processes), make_score(scorers, everybody)
-    return Prepared(run, recipe, policy, learner, processes, *held, score, warnings, texts, weights, origin)
+    learner, scores = make_learner(run, policy, processes), make_scores(scorers, everybody)
+    return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
 
 
 def recipe_page(run: Run, recipe: Recipe) -> str:
@@ -212,6 +213,12 @@ def load_rewards(
 def weights_by_name(scorers: Sequence[rewards.Reward]) -> list[tuple[str, float]]:
     names = [name for reward in scorers for name in rewards.column_names(reward)]
     return list(zip(names, rewards.check_weights(scorers).tolist(), strict=True))
+
+
+def make_scores(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> tuple[Score, Score]:
+    """(of the rewards that are trained, of all of them)."""
+    trained = [reward for reward in scorers if rewards.is_trained(reward)]
+    return make_score(trained, everybody), make_score(scorers, everybody)
 
 
 def make_score(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> Score:

@@ -52,7 +52,7 @@ class Data(Section):
 
 
 class RewardSetting(Section):
-    weight: float | dict[str, float] = 1.0  # a dict names the components of a reward that returns several
+    weight: float | dict[str, float] = 1.0  # 0: evaluated, never trained; a dict names the components of the answer
     on_error: Literal["raise", "mask"] = "raise"
     deadline: Rate = 600.0  # seconds for one call; a reward that hangs ends the run
     function: str | None = None  # my_package.my_file:my_function; default: the built-in reward of this name

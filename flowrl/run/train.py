@@ -182,7 +182,7 @@ class Training:
     def _judge(self, log):
         """Whether this evaluation is the best so far."""
         name, standing = self.prepared.run.checkpoint.best, self.standing
-        score = log[name] if name else sum(w * log[f"eval/{n}"] for n, w in self.prepared.weights.items())
+        score = log[name] if name else sum(w * log[f"eval/{n}"] for n, w in self.prepared.weights.items() if w)
         best = not math.isnan(score) and (standing.best is None or score > standing.best)
         if best:
             standing.best, standing.best_update = score, standing.update
@@ -257,7 +257,7 @@ def _evaluate(prepared, folder, done, progress):
         log, pictures = evaluate(
             policy,
             prepared.test,
-            prepared.score,
+            prepared.score_held_out,
             settings,
             processes.ranks(),
             main=prepared.trained_test,

@@ -108,8 +108,15 @@ def test_weights_that_do_not_fit_a_reward_are_found_before_the_start(prepared, w
 def test_a_negative_weight_is_accepted(prepared):
     """C12."""
     run = prepared(rewards={"redness": -2.0, "jpeg_size": 0.0})
-    table = run.score(torch.rand(2, 3, 8, 8), run.train[:2], torch.zeros(2, dtype=torch.long))
+    rows = torch.rand(2, 3, 8, 8), run.train[:2], torch.zeros(2, dtype=torch.long)
+    table = run.score_held_out(*rows)
     assert table.weight.tolist() == [-2.0, 0.0] and table.names == ("redness", "jpeg_size")
+    assert run.score(*rows).names == ("redness",)
+
+
+def test_a_run_needs_a_reward_that_is_trained(prepared):
+    """C97: a weight of 0 watches; nothing would be left to learn from."""
+    assert "all weights are zero (redness); give one a weight" in fault(prepared, rewards={"redness": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,23 @@ def test_on_error_mask_leaves_the_sample_out_and_goes_on(prepared, fault):
     assert result.metrics[2]["grad_norm"] > 0
 
 
+def test_a_reward_of_weight_zero_is_evaluated_and_never_trained(go):
+    """C97: not even called in training, where its answer would leave every picture out; the run is the same."""
+    calls, numbers = [], []
+
+    def watched(images):
+        calls.append(len(images))
+        return [0.25] * len(images) if len(images) == 3 else [math.nan] * len(images)
+
+    for i, rewards in enumerate(({"redness": 1.0, "watched": 0}, {"redness": 1.0})):
+        _, result = go(functions={"watched": watched}, rewards=rewards, output=f"run-{i}")
+        numbers.append([(line["grad_norm"], line["param_delta_norm"]) for line in result.metrics[1:]])
+        assert [line.get("eval/watched") for line in result.metrics] == ([0.25, None, 0.25] if i == 0 else [None] * 3)
+        assert not any("reward/watched" in line for line in result.metrics)
+        assert result.metrics[0]["eval/total"] == result.metrics[0]["eval/redness"]
+    assert calls == [3, 3] and numbers[0] == numbers[1]
+
+
 def test_rewards_that_are_all_equal_train_nothing_and_are_counted(go):
     """C01."""
     _, result = go(
