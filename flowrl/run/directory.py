@@ -71,6 +71,17 @@ def warn_of_equal_groups(lines: Sequence[Mapping], log: Mapping, progress: Progr
         )
 
 
+def warn_of_grain(lines: Sequence[Mapping], log: Mapping, progress: Progress) -> None:
+    """C97: say it once, when the pictures hold more than twice the high frequencies of the first evaluation."""
+    name = "eval/image/high_frequency"
+    first, *earlier = [float(line[name]) for line in [*lines, log] if name in line]
+    if earlier and earlier[-1] > 2 * first and not any(share > 2 * first for share in earlier[:-1]):
+        progress.say(
+            f"warning: the pictures turn grainy: {name} is {earlier[-1]:.3g}, at first {first:.3g}. Remedies: "
+            "a KL or velocity penalty, a lower learning rate, averaged weights, a second reward."
+        )
+
+
 def save_pictures(pictures: Tensor, path: Path) -> None:
     """A grid with six columns."""
     scale = max(96 // pictures.shape[-1], 1)
@@ -84,7 +95,8 @@ def finish(prepared: Prepared, directory: Path, progress: Progress, first: Mappi
     progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
     for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid" and n in last):
         tags = prepared.run.data.tags
-        note = "  (not trained)" if tags and name.count("/") == 2 and name.rpartition("/")[2] not in tags else ""
+        tagged = name.count("/") == 2 and not name.startswith("eval/image/")
+        note = "  (not trained)" if tags and tagged and name.rpartition("/")[2] not in tags else ""
         before, after = float(first[name]), float(last[name])  # a log line says "nan"
         progress.say(f"{name:<34}{before:9.3f}{after:9.3f}{after - before:+9.3f}{note}")
     progress.say(f"{last['iteration']} updates in {duration(last['elapsed'])}. Everything lies in {directory}:")

@@ -10,6 +10,8 @@ from torch import Tensor
 from flowrl import randomness
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.trainer import Ranks, Score
+from rewards.media import quantise
+from rewards.statistics import STATISTICS
 from samplers import rollout
 
 
@@ -53,7 +55,8 @@ def evaluate(
 
     Every example counts once, whatever the number of processes. `eval/total` is the weighted sum of the rewards and
     `eval/stderr` its standard error over the prompts. `eval/diversity` is the mean distance between two pictures of
-    one prompt (root mean square over pixels, 0..1); it needs two samples.
+    one prompt (root mean square over pixels, 0..1); it needs two samples. `eval/image/NAME` is the mean of a statistic
+    of the pictures themselves (rewards.statistics).
     """
     first, mine = ranks.share(examples)
     images = sample(policy, mine, settings, first)
@@ -67,6 +70,8 @@ def evaluate(
         log |= _means(table.names, value, valid & torch.tensor([t == tag for t in tags]), f"/{tag}")
     log["eval/invalid"] = int((~valid).sum())
     log |= _total((value * table.weight).sum(1), valid & (owner < main), owner)
+    for name, statistic in STATISTICS.items():
+        log[f"eval/image/{name}"] = float(ranks.gather(statistic(quantise(images)))[owner < main].mean())
     each_prompt = images.unflatten(0, (-1, settings.samples))
     if settings.samples > 1:
         log["eval/diversity"] = float(ranks.gather(_spread(each_prompt))[:main].mean())

@@ -168,6 +168,7 @@ class Training:
         done, every = standing.update, run.evaluation.every
         if done in (0, run.budget.updates) or (every and done % every == 0):
             log = {**log, **_evaluate(self.prepared, self.directory, done, self.progress)}
+            directory.warn_of_grain(self.metrics.lines, log, self.progress)
             best = self._judge(log)
         self.metrics.write(log)
         standing.pending = None

@@ -9,6 +9,8 @@ import torch
 from flowrl.run.evaluation import Settings, evaluate, sample
 from flowrl.visual.policy import Example
 from flowrl.visual.trainer import Ranks
+from rewards.media import quantise
+from rewards.statistics import STATISTICS
 from rewards.table import RewardTable
 
 EXAMPLES = [Example(str(i % 4), metadata={"tag": "even" if i % 2 == 0 else "odd"}) for i in range(7)]
@@ -52,7 +54,7 @@ def test_samples_of_a_prompt_lie_next_to_each_other_and_differ(toy):
 def test_means_are_over_the_main_prompts_and_over_each_tag(toy):
     """An invalid score is left out of its means and counted."""
     log, _ = evaluate(toy(), EXAMPLES, numbered, settings(), Ranks(), main=6, pictures=7)
-    assert log == {
+    assert {name: x for name, x in log.items() if not name.startswith("eval/image/")} == {
         "eval/number": (0 + 1 + 2 + 3 + 4) / 5,
         "eval/number/even": (0 + 2 + 4 + 6) / 4,
         "eval/number/odd": (1 + 3) / 2,
@@ -107,6 +109,15 @@ def test_diversity_is_the_distance_between_two_pictures_of_a_prompt(toy):
     expected = (pictures[:, 0] - pictures[:, 1]).square().mean((1, 2, 3)).sqrt()[:2].mean()
     assert log["eval/diversity"] == pytest.approx(float(expected)) and log["eval/diversity"] > 0.01
     assert torch.equal(first, pictures[:2, 0])
+
+
+def test_statistics_are_the_mean_over_the_main_pictures(toy):
+    """Of what a PNG holds, 8 bits."""
+    log, _ = evaluate(toy(), EXAMPLES, redness, settings(samples=2), Ranks(), main=5, pictures=1)
+    pictures = quantise(sample(toy(), EXAMPLES, settings(samples=2)))[:10]
+    for name, statistic in STATISTICS.items():
+        assert log[f"eval/image/{name}"] == pytest.approx(float(statistic(pictures).mean())), name
+    assert log["eval/image/saturation"] > 0.01
 
 
 def test_evaluation_runs_without_noise_and_without_a_gradient(toy):

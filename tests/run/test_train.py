@@ -342,6 +342,24 @@ def test_a_reward_of_weight_zero_is_evaluated_and_never_trained(go):
     assert calls == [3, 3] and numbers[0] == numbers[1]
 
 
+def test_pictures_that_turn_grainy_are_told_once(prepared, capsys):
+    """C97: a policy that adds a checkerboard, more of it at every evaluation."""
+    ready, strength = prepared(budget={"updates": 3}, evaluation={"every": 1}), iter([0.0, 0.0, 0.3, 0.4])
+    decode = ready.policy.decode
+    board = 0.5 - (torch.arange(32)[:, None] + torch.arange(32)) % 2
+
+    def evaluated(latents):
+        pictures = decode(latents)
+        return (pictures + next(strength) * board).clamp(0, 1) if len(pictures) == 3 else pictures  # held out: 3
+
+    ready.policy.decode = evaluated
+    result = train(ready)
+    shares = [line["eval/image/high_frequency"] for line in result.metrics]
+    assert shares[1] < 2 * shares[0] < shares[2] < shares[3]
+    said = [line for line in capsys.readouterr().out.splitlines() if "turn grainy" in line]
+    assert len(said) == 1 and "a KL or velocity penalty, a lower learning rate, averaged weights" in said[0]
+
+
 def test_rewards_that_are_all_equal_train_nothing_and_are_counted(go):
     """C01."""
     _, result = go(
