@@ -66,12 +66,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score held-out prompts, with the base model or with trained weights."""
+    from flowrl.run.evaluation import said
     from flowrl.run.use import evaluation
 
     log = _running(_before(lambda: evaluation(run, overrides or (), weights)))
     if as_json:
         print(json.dumps(log))
     else:
+        print(said(log.pop("evaluation")))
         for name, value in log.items():
             print(f"{name:<32}{value:9.4f}")
 

@@ -1,6 +1,6 @@
 """Evaluation on fixed held-out prompts and fixed noise, along the ODE."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,24 @@ class Settings:
     samples: int  # per prompt
     seed: int
     batch_size: int
+
+
+def described(settings: Settings, pictures: Float[Tensor, "N 3 H W"], weights: str) -> dict[str, object]:
+    """C98: how the pictures of an evaluation were made, for its line and its log."""
+    height, width = pictures.shape[2:]
+    return {
+        "steps": settings.steps,
+        "size": f"{width}x{height}",
+        "guidance": settings.guidance,
+        "kernel": "ode",
+        "weights": weights,
+        "seed": settings.seed,
+    }
+
+
+def said(description: Mapping[str, object]) -> str:
+    """The description in a line."""
+    return ", ".join(f"{name} {value}" for name, value in description.items())
 
 
 def sample(policy: Policy, examples: Sequence[Example], settings: Settings, first: int = 0) -> Float[Tensor, "N 3 H W"]:

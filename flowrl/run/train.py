@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from flowrl.run import checkpoint, directory, files, resume
-from flowrl.run.evaluation import evaluate
+from flowrl.run.evaluation import described, evaluate, said
 from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.peers import PeerLost
 from flowrl.run.prepare import Prepared, evaluation_settings
@@ -270,12 +270,10 @@ def _evaluate(prepared, folder, done, progress):
     if processes.main:
         directory.save_pictures(pictures, folder / "samples" / f"{done:06d}.png")
     means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}
-    weights = "averaged weights" if prepared.ema else "current weights"
-    size = (policy.shape[1] * policy.pipe.vae_scale_factor,) * 2
+    description = described(settings, pictures, "averaged" if prepared.ema else "current")
     progress.say(
         f"evaluation after {done} updates: "
         + "  ".join(f"{k} {v:.4f}" for k, v in means.items())
-        + f"  ({prepared.trained_test} prompts, ODE, {settings.steps} steps, guidance {settings.guidance:g}, "
-        f"{size[1]}x{size[0]}, {weights})"
+        + f"  ({prepared.trained_test} prompts; {said(description)})"
     )
-    return log
+    return log | {"evaluation": description}

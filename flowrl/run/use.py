@@ -9,6 +9,7 @@ from flowrl.part import nearest
 from flowrl.run import checkpoint, files, fingerprint, resume
 from flowrl.run.checkpoint import Found
 from flowrl.run.config import load, resolve
+from flowrl.run.evaluation import described
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
 from flowrl.run.prepare import evaluation_settings, load_policy, load_rewards, make_score, pick_device, read_prompts
@@ -45,7 +46,7 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     return table
 
 
-def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Callable[[], dict[str, float]]:
+def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Callable[[], dict[str, object]]:
     """Prepare to score the held-out prompts of a run file; the function returned does it."""
     run = load(file, overrides)
     train, test, main, _ = read_prompts(run)
@@ -55,7 +56,8 @@ def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Cal
     settings = evaluation_settings(run, run.build_recipe())
 
     def run_it():
-        return score_prompts(policy, test, score, settings, processes.ranks(), main=main, pictures=0)[0]
+        log, none = score_prompts(policy, test, score, settings, processes.ranks(), main=main, pictures=0)
+        return log | {"evaluation": described(settings, none, "base" if weights is None else str(weights))}
 
     return run_it
 

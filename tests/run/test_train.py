@@ -342,6 +342,15 @@ def test_a_reward_of_weight_zero_is_evaluated_and_never_trained(go):
     assert calls == [3, 3] and numbers[0] == numbers[1]
 
 
+def test_every_evaluation_carries_its_settings(go, capsys):
+    """C98: in the log and in the line, and no other update does."""
+    _, result = go(evaluation={"steps": 3, "guidance": 2, "seed": 5}, optimizer={"ema": 0.9})
+    known = {"steps": 3, "size": "32x32", "guidance": 2.0, "kernel": "ode", "weights": "averaged", "seed": 5}
+    assert [line.get("evaluation") for line in logged(result.directory)] == [known, None, known]
+    line = "(3 prompts; steps 3, size 32x32, guidance 2.0, kernel ode, weights averaged, seed 5)"
+    assert capsys.readouterr().out.count(line) == 2
+
+
 def test_pictures_that_turn_grainy_are_told_once(prepared, capsys):
     """C97: a policy that adds a checkerboard, more of it at every evaluation."""
     ready, strength = prepared(budget={"updates": 3}, evaluation={"every": 1}), iter([0.0, 0.0, 0.3, 0.4])

@@ -52,14 +52,25 @@ def test_the_base_is_evaluated_as_a_run_does_before_its_first_update(command, qu
     done = command("eval", quick.folder / "run.yaml", "--json")
     assert done.code == 0, done.err
     first = {name: x for name, x in quick.metrics[0].items() if name.startswith("eval/")}
-    assert json.loads(done.out) == pytest.approx(first, abs=1e-6)
+    log = json.loads(done.out)
+    assert log.pop("evaluation") == quick.metrics[0]["evaluation"] | {"weights": "base"}
+    assert log == pytest.approx(first, abs=1e-6)
+
+
+def test_an_evaluation_says_how_its_pictures_were_made(command, run_file):
+    """C98: the six settings, above the numbers."""
+    done = command("eval", run_file(), "evaluation.steps=2", "evaluation.seed=7", "evaluation.guidance=1.5")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0] == "steps 2, size 32x32, guidance 1.5, kernel ode, weights base, seed 7"
 
 
 def test_trained_weights_are_evaluated_as_the_run_did_after_its_last_update(command, quick):
     done = command("eval", quick.folder / "run.yaml", "--weights", quick.folder / "model", "--json")
     assert done.code == 0, done.err
     last = {name: x for name, x in quick.metrics[-1].items() if name.startswith("eval/")}
-    assert json.loads(done.out) == pytest.approx(last, abs=1e-6)
+    log = json.loads(done.out)
+    assert log.pop("evaluation") == quick.metrics[-1]["evaluation"] | {"weights": str(quick.folder / "model")}
+    assert log == pytest.approx(last, abs=1e-6)
 
 
 def test_pictures_of_prompts_are_drawn_a_row_for_each(command, quick, tmp_path):
