@@ -20,7 +20,7 @@ def train_step(recipe, points, evaluate, learner, place=lambda rows: (rows, slic
         if recipe.ratio:
             q["ratio"] = recipe.ratio(**q)
         if recipe.couples:
-            here = slope[start : start + len(q["elbo"])].to(q["elbo"].device)
+            here = slope[start : start + len(q["elbo"])].to(q["elbo"].device)  # none is left for a spare row
             terms, start = [(here * q["elbo"]).sum()], start + len(here)
         else:
             terms = [(rows["weight"] * recipe.objective(**q)).sum()]
@@ -44,7 +44,7 @@ def _slopes(recipe, points, evaluate, learner, place):
         q = evaluate(rows, set(found), gradient=False)
         for name, seen in found.items():
             seen.append(q[name].cpu())
-    placed = {name: place(torch.cat(seen)) for name, seen in found.items()}
+    placed = {name: place(torch.cat(seen)[: len(points)]) for name, seen in found.items()}  # without spare rows
     table, (_, mine) = {name: rows for name, (rows, _) in placed.items()}, placed["weight"]
     elbo = table["elbo"].requires_grad_()
     loss = table["weight"] * recipe.objective(**table)

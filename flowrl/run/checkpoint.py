@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flowrl.run.files import sync
 from flowrl.run.learner import Learner
+from flowrl.run.sharding import shared_as, whole
 from flowrl.visual.policy import Policy
 
 GROUPS = ("weights", "optimizer", "snapshots", "memory")
@@ -40,12 +41,11 @@ def capture(
     policy: Policy,
     learner: Learner,
     memory: Mapping[str, Tensor | float | int],
-    gather: Callable[[Iterable[Tensor]], Iterator[Tensor]],
-    keep: bool,
+    keep: bool = True,
 ) -> dict[str, Values]:
     """Copies in host memory of what a run consists of, by group: all that training waits for.
 
-    Every process calls it, because `gather` may be collective; those that do not `keep` get empty groups.
+    Every process calls it, because sharded weights are put together; those that do not `keep` get empty groups.
     """
     names = [name for name, _ in policy.trainable()]
     snapshots = {n: dict(zip(names, kept, strict=True)) for n, kept in policy.snapshots.state().items()}
@@ -54,9 +54,10 @@ def capture(
     for group, values in zip(GROUPS, live, strict=True):
         tensors = {name: x.detach() for name, x in values.items() if isinstance(x, Tensor)}
         groups[group] = {} if not keep else {n: x for n, x in values.items() if n not in tensors}
-        for name, whole in zip(tensors, gather(tensors.values()), strict=True):
+        for name, x in tensors.items():
+            full = whole(x)
             if keep:
-                groups[group][name] = whole.to("cpu", copy=True).contiguous()
+                groups[group][name] = full.to("cpu", copy=True).contiguous()
     return groups
 
 
@@ -64,7 +65,9 @@ def restore(groups: Mapping[str, Values], facts: Mapping, policy: Policy, learne
     """Put weights, snapshots and optimiser back into the objects that exist, no new adapter; returns the memory."""
     load_weights(groups["weights"], policy)
     snapshots = _nested(groups["snapshots"])
-    policy.snapshots.restore({n: [kept[p] for p, _ in policy.trainable()] for n, kept in snapshots.items()})
+    policy.snapshots.restore(
+        {n: [shared_as(kept[name], p) for name, p in policy.trainable()] for n, kept in snapshots.items()}
+    )
     learner.restore(_nested(groups["optimizer"]), facts["learner"])
     return dict(groups["memory"])
 
@@ -81,7 +84,7 @@ def load_weights(weights: Mapping[str, Tensor], policy: Policy) -> None:
                 f"parameter {name!r} is {tuple(weights[name].shape)} in the checkpoint and {tuple(parameter.shape)} "
                 "in the model."
             )
-        parameter.data.copy_(weights[name])
+        parameter.data.copy_(shared_as(weights[name], parameter))
 
 
 def averaged(groups: Mapping[str, Values], snapshot: str) -> dict[str, Tensor]:

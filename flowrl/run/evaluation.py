@@ -1,6 +1,6 @@
 """Evaluation on fixed held-out prompts and fixed noise, along the ODE."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from flowrl import randomness
 from flowrl.visual.policy import Example, Policy
-from flowrl.visual.trainer import Ranks, Score
+from flowrl.visual.ranks import Ranks
+from flowrl.visual.trainer import Score
 from rewards.media import quantise
 from rewards.statistics import STATISTICS
 from samplers import rollout
@@ -44,19 +45,29 @@ def said(description: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in description.items())
 
 
-def sample(policy: Policy, examples: Sequence[Example], settings: Settings, first: int = 0) -> Float[Tensor, "N 3 H W"]:
-    """`samples` pictures of each example, an example's next to each other; example i has the noise of `first` + i."""
+def sample(
+    policy: Policy,
+    examples: Sequence[Example],
+    settings: Settings,
+    first: int = 0,
+    agree: Callable[[int], int] = lambda count: count,
+) -> Float[Tensor, "N 3 H W"]:
+    """`samples` pictures of each example, an example's next to each other; example i has the noise of `first` + i.
+
+    agree: chunks of examples here -> of every rank, where all have to make equally many calls
+    """
     policy.guidance = settings.guidance
     sigmas, pictures = policy.sigmas(settings.steps), []
     per_chunk = max(settings.batch_size // settings.samples, 1)
-    for start in range(0, len(examples), per_chunk):
-        chunk = examples[start : start + per_chunk]
+    for number in range(agree(-(-len(examples) // per_chunk))):
+        start = number * per_chunk
+        chunk = examples[start : start + per_chunk] or examples[:1]  # the first again only keeps step
         names = [(first + start + i, s) for i in range(len(chunk)) for s in range(settings.samples)]
         noise = [policy.noise(1, randomness.generator(settings.seed, "evaluation", *name)) for name in names]
         prompt = policy.encode(chunk).repeat_interleave(settings.samples)
         tree = rollout(policy.velocity, torch.cat(noise), prompt, sigmas, batch_size=settings.batch_size)
         pictures.append(policy.decode(tree.leaves()).cpu())
-    return torch.cat(pictures)
+    return torch.cat(pictures)[: len(examples) * settings.samples]
 
 
 def evaluate(
@@ -77,7 +88,7 @@ def evaluate(
     of the pictures themselves (rewards.statistics).
     """
     first, mine = ranks.share(examples)
-    images = sample(policy, mine, settings, first)
+    images = sample(policy, mine, settings, first, ranks.agree)
     each = [e for e in mine for _ in range(settings.samples)]
     table = score(images, each, first + torch.arange(len(mine)).repeat_interleave(settings.samples))
     value, valid = ranks.gather(table.value), ranks.gather(table.valid)

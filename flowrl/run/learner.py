@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from flowrl.run.sharding import shared_as, whole
+
 MOST_SKIPPED = 5  # updates in a row without a finite gradient, after which a run stops
 
 
@@ -15,6 +17,7 @@ class Learner:
     micro_batch: network calls per forward and backward pass: memory, never the gradient
     rate:        iteration (from 0) -> learning rate
     reduce:      sums the gradients of all ranks in place; the weights of all ranks sum to 1, so there is no division
+    agree:       micro-batches here -> of every rank, where all have to make equally many
     """
 
     def __init__(
@@ -27,10 +30,12 @@ class Learner:
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 1e-4,
         reduce: Callable[[list[Tensor]], None] = lambda gradients: None,
+        agree: Callable[[int], int] = lambda count: count,
     ):
         self.names, self.parameters = zip(*parameters, strict=True)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
-        self.rate, self.micro_batch, self.max_grad_norm, self.reduce = rate, micro_batch, max_grad_norm, reduce
+        self.rate, self.micro_batch, self.max_grad_norm = rate, micro_batch, max_grad_norm
+        self.reduce, self.agree = reduce, agree
         self.updates = self.skipped = self._in_a_row = 0  # updates: iterations that have taken a step
         self.begin(0)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was trained before is not of the first update
@@ -50,7 +55,7 @@ class Learner:
             parameter.lerp_(start, 1 - kept)
 
     def micro_batches(self, points) -> Iterator:
-        return points.split(self.micro_batch)
+        return points.split(self.micro_batch, self.agree)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate; a loss that is not a number becomes a non-finite gradient, which `step` sees on every rank."""
@@ -65,7 +70,7 @@ class Learner:
         gradients = [parameter.grad for parameter in self.parameters]
         self.reduce(gradients)
         rate = self._rate_now
-        norm = nn.utils.get_total_norm(gradients)
+        norm = whole(nn.utils.get_total_norm(gradients))
         log = {"grad_norm": float(norm), "learning_rate": rate}
         if math.isfinite(log["grad_norm"]):
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
@@ -73,11 +78,11 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
-            moved = torch.stack([(p - b).norm() for p, b in zip(self.parameters, before, strict=True)]).norm()
+            moved = torch.stack([whole((p - b).norm()) for p, b in zip(self.parameters, before, strict=True)]).norm()
             log["param_delta_norm"], self._in_a_row = float(moved), 0
         else:
             self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
-            first = next(n for n, g in zip(self.names, gradients, strict=True) if not bool(g.isfinite().all()))
+            first = next(n for n, g in zip(self.names, gradients, strict=True) if not bool(whole(g.isfinite().all())))
             log |= {"skipped_nonfinite": self.skipped, "nonfinite_parameter": first, "param_delta_norm": 0.0}
             if self._in_a_row == MOST_SKIPPED:
                 raise RuntimeError(f"{MOST_SKIPPED} updates in a row without a finite gradient, first in {first}.")
@@ -96,11 +101,20 @@ class Learner:
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor | float]], counters: Mapping[str, int]) -> None:
         """Put back what `state` and `counters` returned; torch moves the values to their parameters."""
-        by_number = [{q: values[n] for q, values in state.items() if n in values} for n in self.names]
+        by_number = [
+            {q: _of(values[n], parameter) for q, values in state.items() if n in values}
+            for n, parameter in zip(self.names, self.parameters, strict=True)
+        ]
         groups = self.optimizer.state_dict()["param_groups"]
         kept = {i: values for i, values in enumerate(by_number) if values}
         self.optimizer.load_state_dict({"state": kept, "param_groups": groups})
         self.updates, self.skipped, self._in_a_row = (counters[n] for n in ("updates", "skipped", "in_a_row"))
+
+
+def _of(value, parameter):
+    """A value of the optimiser, shared out over processes as its parameter is."""
+    same = isinstance(value, Tensor) and value.shape == parameter.shape
+    return shared_as(value, parameter) if same else value
 
 
 def learning_rate(update: int, *, rate: float, schedule: str, warmup: int, updates: int) -> float:

@@ -19,9 +19,16 @@ ENGINES = {  # variable that accelerate's launcher sets -> who is refused, and w
         "the learner sums gradients over ranks and skips a step on all ranks alike, which is unproven with ZeRO",
     ),
     "ACCELERATE_USE_MEGATRON_LM": ("Megatron-LM", "models are diffusers pipelines, which it cannot split"),
-    "ACCELERATE_USE_FSDP": ("FSDP", "not supported yet: replicas with one summed gradient"),
 }
-PLAIN = "Accepted: plain replicas, as in scripts/accelerate/eight_gpus.yaml."
+ACCEPTED = "Accepted: replicas and FSDP2, as in scripts/accelerate/eight_gpus.yaml and fsdp2.yaml."
+FSDP = {  # variable -> accepted values, and why no other
+    "FSDP_VERSION": (("2",), "set fsdp_version: 2"),
+    "FSDP_OFFLOAD_PARAMS": (("false",), "weights stay on the device; set fsdp_offload_params: false"),
+    "FSDP_RESHARD_AFTER_FORWARD": (("true", "full_shard"), "weights are let go after each call; set it to true"),
+    "FSDP_AUTO_WRAP_POLICY": (("transformer_based_wrap",), "the model's own blocks are gathered one at a time"),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": ((), "the model's own blocks are gathered one at a time; leave it out"),
+    "FSDP_ACTIVATION_CHECKPOINTING": (("false",), "set model.gradient_checkpointing instead"),
+}
 
 
 class PeerLost(RuntimeError):
@@ -31,14 +38,27 @@ class PeerLost(RuntimeError):
 def check_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """ValueError where `accelerate launch` was told what a run would silently leave out."""
     for variable, (name, why) in ENGINES.items():
-        if environment.get(variable, "false").lower() in ("true", "1", "yes", "y", "on", "t"):
-            raise ValueError(f"the launcher asks for {name} ({variable}): {why}. {PLAIN}")
+        if _asked(environment, variable):
+            raise ValueError(f"the launcher asks for {name} ({variable}): {why}. {ACCEPTED}")
+    for variable, (accepted, why) in FSDP.items() if sharded(environment) else ():
+        given = environment.get(variable, "").lower()
+        if given and given not in accepted:
+            raise ValueError(f"the launcher asks for FSDP with {variable}={environment[variable]}: {why}.")
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if precision != "no":
         raise ValueError(
             f"the launcher asks for mixed precision {precision!r} (ACCELERATE_MIXED_PRECISION): set model.dtype "
             "instead, and launch with --mixed_precision no."
         )
+
+
+def sharded(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher asks for FSDP: weights shared out over the processes."""
+    return _asked(environment, "ACCELERATE_USE_FSDP")
+
+
+def _asked(environment, variable):
+    return environment.get(variable, "false").lower() in ("true", "1", "yes", "y", "on", "t")
 
 
 def check_alike(parts: Mapping[str, object], gather: Callable[[Tensor], Tensor]) -> None:

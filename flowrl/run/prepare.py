@@ -18,7 +18,7 @@ from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
-from flowrl.run.peers import check_alike, check_launcher, versions
+from flowrl.run.peers import check_alike, check_launcher, sharded, versions
 from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
@@ -95,13 +95,15 @@ def prepare(
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
     processes = meet(run, device, origin, held[1])
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
-    policy = load_policy(run, processes.device, pipe)
+    policy = load_policy(run, processes.device, pipe, processes.sharded)
     grid = schedules.check(policy.sigmas(recipe.rollout.steps))
     if origin.found:
         resuming.check_sigmas(origin.found, grid.tolist())
     elif run.model.init_adapter:
         start_from(policy, run.model.init_adapter)
     plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
+    if processes.sharded:
+        policy.distribute(processes.share_out)
     warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
     learner, scores = make_learner(run, policy, processes), make_scores(scorers, everybody)
     return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
@@ -114,7 +116,7 @@ def recipe_page(run: Run, recipe: Recipe) -> str:
 
 def meet(run: Run, device: str, origin: Origin, test: Sequence[Example]) -> Processes:
     """The processes of the run, set up alike and each with something to do."""
-    processes = Processes(device, run.processes.timeout)
+    processes = Processes(device, run.processes.timeout, sharded())
     check_alike(everywhere(run, origin), processes.gather)
     check_shares(run, test, processes.count)
     return processes
@@ -238,12 +240,12 @@ def pick_device(wanted: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
-def load_policy(run: Run, device: torch.device, pipe: object = None) -> Policy:
-    """The policy of model.path, or over a pipeline that is loaded already."""
+def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bool = False) -> Policy:
+    """The policy of model.path, or over a pipeline that is loaded already; `sharded` if it is distributed next."""
     model, lora = run.model, run.model.lora
     settings = {"size": model.size, "grid": model.grid, "max_sequence_length": model.max_sequence_length}
     settings |= {"gradient_checkpointing": model.gradient_checkpointing}
-    settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0}
+    settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0, "sharded": sharded}
     if model.train == "lora":
         lora = lora or Lora()
         settings |= {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or sd3.TARGETS}
@@ -276,4 +278,5 @@ def make_learner(run: Run, policy: Policy, processes: Processes) -> Learner:
         betas=settings.betas,
         weight_decay=settings.weight_decay,
         reduce=processes.sum_,
+        agree=processes.agree,
     )

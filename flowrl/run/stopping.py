@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from functools import wraps
 
 ECHO = 2.0  # seconds
@@ -42,13 +43,17 @@ class Stopping:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def watch(self, owner: object, method: str) -> None:
-        """Replace a method by one that raises Stopped, instead of starting, once a signal has come."""
+    def watch(self, owner: object, method: str, agree: Callable[[int], int] = lambda number: number) -> None:
+        """Replace a method by one that raises Stopped, instead of starting, once a signal has come.
+
+        agree: signal here, or 0 -> that of any process, where all have to stop at the same call
+        """
         call = getattr(owner, method)
 
         @wraps(call)
         def run(*args, **kwargs):
-            if self.signal is not None:
+            if heard := agree(self.signal or 0):
+                self.signal = heard
                 raise self.stopped("stopped")
             return call(*args, **kwargs)
 

@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,10 @@ from flowrl.run.evaluation import described, evaluate, said
 from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.peers import PeerLost
 from flowrl.run.prepare import Prepared, evaluation_settings
+from flowrl.run.sharding import whole
 from flowrl.run.stopping import Stopped, Stopping
 from flowrl.run.update import snapshots, update, watched
+from flowrl.visual.policy import uncounted
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ def train(prepared: Prepared) -> Result:
             training.run()
         except (Stopped, RuntimeError) as fault:
             alone = prepared.processes.count == 1  # with others, it may be that one of them has gone already
-            if stopping.signal is None and isinstance(fault, PeerLost):
-                raise training.left_alone(fault) from fault
+            if stopping.signal is None and (lost := prepared.processes.lost(fault)):
+                raise training.left_alone(lost) from fault
             if stopping.signal is None or (alone and not isinstance(fault, Stopped)):
                 raise
-            raise training.stopped() from None
+            raise training.stopped(together=isinstance(fault, Stopped)) from None
     return Result(prepared.policy.pipe, training.metrics.lines, training.directory)
 
 
@@ -68,7 +71,7 @@ class Training:
         self.saved: int | None = None  # update of the last checkpoint
         self.progress = Progress(prepared.run.budget.updates, shown=prepared.processes.main)
         self.clock = watched(prepared) if prepared.run.profile else None
-        stopping.watch(prepared.policy, "velocity")
+        stopping.watch(prepared.policy, "velocity", prepared.processes.agree)
 
     def run(self) -> None:
         """From where it stands to its end."""
@@ -129,7 +132,7 @@ class Training:
         policy, standing = self.prepared.policy, self.standing
         self.memory = checkpoint.restore(checkpoint.read(found.path), found.facts, policy, self.prepared.learner)
         self.saved = standing.update
-        norm = float(torch.stack([p.detach().norm() for _, p in policy.trainable()]).norm())
+        norm = float(torch.stack([whole(p.detach().norm()) for _, p in policy.trainable()]).norm())
         averaged = ", averaged weights restored" if self.prepared.ema else ""
         counts = (found.facts["processes"], self.prepared.processes.count)
         others = f", with {counts[1]} processes after {counts[0]}" if counts[0] != counts[1] else ""
@@ -193,9 +196,7 @@ class Training:
     def save(self) -> None:
         """Copy the state on every process; the main one writes it in the background."""
         prepared, processes = self.prepared, self.prepared.processes
-        groups = checkpoint.capture(
-            prepared.policy, prepared.learner, self.memory, processes.gather_full, keep=processes.main
-        )
+        groups = checkpoint.capture(prepared.policy, prepared.learner, self.memory, keep=processes.main)
         self.saved = self.standing.update
         if processes.main:
             self.metrics.sync()
@@ -214,10 +215,13 @@ class Training:
             "processes": prepared.processes.count,
         }
 
-    def stopped(self) -> Stopped:
-        """Checkpoint the last complete update, if the weights are still its, and say how to go on."""
-        done, said = self.standing.update, ""
-        if self.prepared.processes.main:
+    def stopped(self, together: bool) -> Stopped:
+        """Checkpoint the last complete update, if the weights are still its, and say how to go on.
+
+        together: all processes have stopped at the same call, and can put shards together
+        """
+        done, said, processes = self.standing.update, "", self.prepared.processes
+        if together if processes.sharded else processes.main:
             try:
                 if self.saved != done and self.prepared.learner.updates == done:
                     self.save()
@@ -253,8 +257,8 @@ def _evaluated(prepared):
 def _evaluate(prepared, folder, done, progress):
     """Score the held-out prompts with the weights that are saved: the averaged ones if there are any."""
     policy, run, processes = prepared.policy, prepared.run, prepared.processes
-    settings, before = evaluation_settings(run, prepared.recipe), policy.forwards
-    with policy.at(_evaluated(prepared)):
+    settings = evaluation_settings(run, prepared.recipe)
+    with policy.at(_evaluated(prepared)), uncounted(policy):  # an update's rows are its own
         log, pictures = evaluate(
             policy,
             prepared.test,
@@ -264,9 +268,9 @@ def _evaluate(prepared, folder, done, progress):
             main=prepared.trained_test,
             pictures=run.evaluation.pictures,
         )
+        weights = {name: whole(x).cpu() for name, x in policy.weights().items()}
         if processes.main:
-            files.replace_folder(folder / policy.folder, policy.save)
-    policy.forwards = before  # an update's rows are its own
+            files.replace_folder(folder / policy.folder, partial(policy.save, weights=weights))
     if processes.main:
         directory.save_pictures(pictures, folder / "samples" / f"{done:06d}.png")
     means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}

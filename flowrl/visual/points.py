@@ -3,7 +3,7 @@
 B rows, K decisions per row. A function here turns the tables of an update into rows, each distinct row once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,10 +22,12 @@ class Points:
              network for one prompt; decisions that leave the same state share it.
     tables:  latents by quantity; the column of that name holds rows of the table, so that no state is stored twice.
              Where they are x0 and noise, `latents` is their mixture at sigma.
+    spare:   one more row, of weight 0 and with calls below 0: what a rank computes that has to keep step with others
     """
 
     columns: Mapping[str, Tensor]
     tables: Mapping[str, Float[Tensor, "S *L"]]
+    spare: Mapping[str, Tensor]
 
     def __len__(self) -> int:
         return len(self.columns["prompt"])
@@ -39,27 +41,37 @@ class Points:
         """The rows where `kept` [B] is true; the weights stay as they are."""
         return replace(self, columns={name: x[kept] for name, x in self.columns.items()})
 
-    def split(self, size: int) -> Iterator[dict[str, Tensor]]:
+    def split(self, size: int, agree: Callable[[int], int] = lambda count: count) -> Iterator[dict[str, Tensor]]:
         """Micro-batches of at most `size` calls, but at least one row; the decisions of one call stay together.
 
         Latents are looked up here, so that no row of the whole update is ever stored twice: yields the columns with
         latents [B, K, *L] in the place of rows of tables. All but `call` is on the device of the first table.
+        agree: number of micro-batches here -> how many to make; the spare row fills up
         """
-        if not len(self):
-            return
         call = self.columns["call"]
         _, number = call[:, 0].unique(return_inverse=True)
         _, counts = (number // max(size // call.shape[1], 1)).unique_consecutive(return_counts=True)
+        missing = agree(len(counts)) - len(counts)  # ranks meet before the first call, or they would meet elsewhere
+        if len(self):
+            for rows in zip(*(x.split(counts.tolist()) for x in self.columns.values()), strict=True):
+                yield self._looked_up(dict(zip(self.columns, rows, strict=True)))
+        for _ in range(missing):
+            yield self._looked_up(self.spare)
+
+    def _looked_up(self, batch):
         device = next(iter(self.tables.values())).device
-        for rows in zip(*(x.split(counts.tolist()) for x in self.columns.values()), strict=True):
-            batch = dict(zip(self.columns, rows, strict=True))
-            out = {name: x.to(device, non_blocking=True) for name, x in batch.items() if name != "call"}
-            for name, table in self.tables.items():
-                out[name] = table[batch[name].to(table.device)].to(device, non_blocking=True)
-            if "x0" in out:
-                level = spread(out["sigma"], out["x0"])
-                out["latents"] = (1 - level) * out["x0"] + level * out["noise"]
-            yield out | {"call": batch["call"]}
+        out = {name: x.to(device, non_blocking=True) for name, x in batch.items() if name != "call"}
+        for name, table in self.tables.items():
+            out[name] = table[batch[name].to(table.device)].to(device, non_blocking=True)
+        if "x0" in out:
+            level = spread(out["sigma"], out["x0"])
+            out["latents"] = (1 - level) * out["x0"] + level * out["noise"]
+        return out | {"call": batch["call"]}
+
+
+def is_spare(rows: Mapping[str, Tensor]) -> bool:
+    """Whether a micro-batch is the row that only keeps step."""
+    return int(rows["call"][0, 0]) < 0
 
 
 def on_path(tree: RolloutTree, advantage: Float[Tensor, "N T"], weight: Float[Tensor, "N T"]) -> Points:
@@ -72,24 +84,32 @@ def on_path(tree: RolloutTree, advantage: Float[Tensor, "N T"], weight: Float[Te
     edge, row = tree.edge[trained].unique(return_inverse=True)
     total = weight.new_zeros(len(edge)).index_add_(0, row, weight[trained])
     gain = weight.new_zeros(len(edge)).index_add_(0, row, weight[trained] * advantage[trained])
-    source, target, log_prob = tree.source[edge], tree.target[edge], tree.log_prob.cpu()[edge]
-    assert bool(((source >= 0) & (target >= 0)).all()), "a trained transition was not kept by the rollout"
-    assert not bool(log_prob.isnan().any()), "a deterministic step has no log-prob to train on"
-    order = source.argsort(stable=True)
+    order = tree.source[edge].argsort(stable=True)
+    columns = _transitions(tree, edge[order], (gain / total)[order], total[order])
+    assert bool(((columns["call"] >= 0) & (columns["next_latents"] >= 0)).all()), (
+        "a trained transition was not kept by the rollout"
+    )
+    assert not bool(columns["log_prob_old"].isnan().any()), "a deterministic step has no log-prob to train on"
+    drawn = tree.log_prob.isfinite().nonzero()[:1, 0].cpu()
+    none = weight.new_zeros(len(drawn))
+    spare = _transitions(tree, drawn, none, none) | {"call": torch.full((len(drawn), 1), -1)}
+    return Points(columns, {"latents": tree.states, "next_latents": tree.states}, spare)
+
+
+def _transitions(tree, edge, advantage, weight):
+    """The columns of some edges, a row each."""
     columns = {
-        "call": source,
-        "latents": source,
-        "next_latents": target,
+        "call": tree.source[edge],
+        "latents": tree.source[edge],
+        "next_latents": tree.target[edge],
         "sigma": tree.sigmas[tree.step[edge]],
         "sigma_next": tree.sigmas[tree.step_next[edge]],
-        "advantage": gain / total,
-        "weight": total,
-        "log_prob_old": log_prob,
+        "advantage": advantage,
+        "weight": weight,
+        "log_prob_old": tree.log_prob.cpu()[edge],
         "step": tree.step[edge],
     }
-    columns = {name: x[order][:, None] for name, x in columns.items()}
-    tables = {"latents": tree.states, "next_latents": tree.states}
-    return Points({"prompt": tree.edge_prompt[edge][order]} | columns, tables)
+    return {"prompt": tree.edge_prompt[edge]} | {name: x[:, None] for name, x in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -116,21 +136,32 @@ def on_noise(
     """
     total, gain = weight.sum(1), (weight * advantage).sum(1)
     leaf = (total > 0).nonzero()[:, 0]
+    columns = _levels(tree, drawn, leaf, (gain / total)[leaf], total[leaf])
+    draws, none = drawn.sigma.shape[1], total.new_zeros(1)
+    spare = _levels(tree, drawn, torch.tensor([0]), none, none) | {"call": -1 - torch.arange(draws)[None]}
+    if not together:
+        columns, spare = _apart(columns, draws), {name: x[:1] for name, x in _apart(spare, draws).items()}
+    return Points(columns, {"x0": tree.states, "noise": drawn.noises}, spare)
+
+
+def _levels(tree, drawn, leaf, advantage, weight):
+    """The columns of some leaves, a row each with all of its levels."""
     draws = drawn.sigma.shape[1]
     each = torch.arange(draws).expand(len(leaf), draws)
     columns = {
+        "prompt": tree.prompt[leaf],
         "call": leaf[:, None] * draws + each,
         "x0": tree.final[leaf][:, None].expand(-1, draws),
         "noise": drawn.noise[leaf],
         "sigma": drawn.sigma[leaf],
-        "advantage": (gain / total)[leaf][:, None].expand(-1, draws),
-        "weight": (total / draws)[leaf][:, None].expand(-1, draws),
+        "advantage": advantage[:, None].expand(-1, draws),
+        "weight": (weight / draws)[:, None].expand(-1, draws),
         "peers": tree.group[leaf][:, None] * draws + each,
     }
-    if drawn.elbo_old is not None:
-        columns["elbo_old"] = drawn.elbo_old[leaf]
-    prompt = tree.prompt[leaf]
-    if not together:
-        columns = {name: x.reshape(-1, 1) for name, x in columns.items()}
-        prompt = prompt.repeat_interleave(draws)
-    return Points({"prompt": prompt} | columns, {"x0": tree.states, "noise": drawn.noises})
+    return columns | ({} if drawn.elbo_old is None else {"elbo_old": drawn.elbo_old[leaf]})
+
+
+def _apart(columns, draws):
+    """A row for every level."""
+    prompt = columns["prompt"].repeat_interleave(draws)
+    return {name: prompt if name == "prompt" else x.reshape(-1, 1) for name, x in columns.items()}

@@ -1,6 +1,6 @@
 """What RL needs to know of a flow generator, and the snapshots of its trainable weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -18,6 +18,9 @@ class Example:
     prompt: str
     negative_prompt: str = ""
     metadata: dict = field(default_factory=dict)
+
+
+ShareOut = Callable[[nn.Module, Collection[str]], None]  # a network, class names of its blocks: weights become shards
 
 
 @runtime_checkable
@@ -40,17 +43,34 @@ class Policy(Protocol):
     def trainable(self) -> list[tuple[str, nn.Parameter]]: ...
     def snapshot(self, name: str, rule: Snapshot, update: int) -> None: ...
     def at(self, name: str) -> AbstractContextManager: ...  # "current" or a snapshot's suffix
+    def distribute(self, share_out: ShareOut) -> None: ...  # before any snapshot is taken
+
+
+@contextmanager
+def uncounted(policy: Policy):
+    """Rows of the network that are no part of an update's cost."""
+    before = policy.forwards, policy.backwards
+    try:
+        yield
+    finally:
+        policy.forwards, policy.backwards = before
 
 
 class Snapshots:
     """Copies of the trainable weights under a name; `at` swaps them in without copying and always swaps back.
 
-    base: a context manager that switches the adapters off; a frozen snapshot of a policy with adapters is that.
+    base:   a context manager that switches the adapters off; a frozen snapshot of a policy with adapters is that
+    pinned: the parameters must stay where they are in memory, so that values are exchanged, not places
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], base: Callable[[], AbstractContextManager] | None = None):
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        base: Callable[[], AbstractContextManager] | None = None,
+        pinned: bool = False,
+    ):
         self._parameters = list(parameters)
-        self._base = base
+        self._base, self._pinned = base, pinned
         self._kept: dict[str, list[Tensor] | None] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -99,7 +119,13 @@ class Snapshots:
         if name != "current":
             self._swap(name)
 
+    @torch.no_grad()
     def _swap(self, name):
         kept = self._kept[name]
         for i, parameter in enumerate(self._parameters):
-            parameter.data, kept[i] = kept[i], parameter.data
+            if self._pinned:
+                before = parameter.data.clone()
+                parameter.data.copy_(kept[i])
+                kept[i].copy_(before)
+            else:
+                parameter.data, kept[i] = kept[i], parameter.data

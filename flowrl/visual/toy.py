@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.recipe import Snapshot
-from flowrl.visual.policy import Example, Snapshots
+from flowrl.visual.policy import Example, ShareOut, Snapshots
 from samplers import schedules
 
 
@@ -65,6 +65,11 @@ class ToyPolicy:
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [*self.embed.named_parameters("embed"), *self.net.named_parameters("net")]
+
+    def distribute(self, share_out: ShareOut) -> None:
+        for network in (self.embed, self.net):
+            share_out(network, ())
+        self.snapshots = Snapshots([p for _, p in self.trainable()], pinned=True)
 
     def snapshot(self, name: str, rule: Snapshot, update: int) -> None:
         self.snapshots.refresh(name, rule, update)

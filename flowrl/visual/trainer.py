@@ -1,7 +1,8 @@
 """The loop body: prompts -> tree -> rewards -> advantages -> points -> optimizer updates."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,32 +12,13 @@ from flowrl.assign import Assigned, assign
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
 from flowrl.visual.evaluate import evaluate
-from flowrl.visual.points import Drawn
-from flowrl.visual.policy import Example, Policy
+from flowrl.visual.points import Drawn, is_spare
+from flowrl.visual.policy import Example, Policy, uncounted
+from flowrl.visual.ranks import Ranks, in_step
 from rewards.table import RewardTable
 from samplers import RolloutTree, rollout
 
 Score = Callable[[Tensor, Sequence[Example], Tensor], RewardTable]  # images, example of each, group of each
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """What the loop needs to know of other processes: where this one's rows lie, and how to see everybody's."""
-
-    index: int = 0
-    count: int = 1
-    gather: Callable[[Tensor], Tensor] = lambda rows: rows  # [n, ...] of this rank -> [sum of n, ...], in rank order
-
-    def share(self, items: Sequence) -> tuple[int, Sequence]:
-        """(position of the first, this rank's contiguous slice): in rank order the slices make up the whole."""
-        bounds = [len(items) * r // self.count for r in (self.index, self.index + 1)]
-        return bounds[0], items[bounds[0] : bounds[1]]
-
-    def place(self, rows: Tensor) -> tuple[Tensor, slice]:
-        """(the rows of all ranks, which of them are this rank's)."""
-        counts = self.gather(torch.tensor([len(rows)]))
-        start = int(counts[: self.index].sum())
-        return self.gather(rows), slice(start, start + len(rows))
 
 
 def update(
@@ -63,7 +45,7 @@ def update(
     named = {"seed": seed, "iteration": iteration}
     before = policy.forwards
     with policy.at(recipe.rollout.drawn_by(iteration)):
-        tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size)
+        tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size, ranks=ranks)
     rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
     table = score(policy.decode(tree.leaves()), [mine[g - first] for g in tree.group.tolist()], tree.group)
     assigned = _assign(recipe, tree, noisy, table, ranks, **named)
@@ -129,6 +111,7 @@ def roll_out(
     iteration: int,
     first_group: int = 0,
     batch_size: int | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[RolloutTree, tuple[int, ...]]:
     """(tree, noisy steps): every example becomes `roots` trees of one group, numbered from `first_group` on."""
     plan = recipe.rollout
@@ -142,7 +125,7 @@ def roll_out(
         name: getattr(plan, name).bound for name in ("kernel", "density", "noise", "solver") if getattr(plan, name)
     }
     tree = rollout(
-        policy.velocity,
+        in_step(policy, ranks or Ranks(), len(noise), batch_size),
         torch.cat(noise),
         prompt,
         sigmas,
@@ -151,7 +134,6 @@ def roll_out(
         forks=plan.forks,
         generators=[randomness.generator(seed, iteration, "step noise", *m) for m in members],
         group=group,
-        batch_size=batch_size,
     )
     return tree, noisy
 
@@ -199,9 +181,11 @@ def _record(policy, recipe, views, weights, learner) -> Drawn:
     """What the policy in force says of every picture that is trained, at its own levels: elbo_old."""
     drawn, trained = views["drawn"], torch.stack(weights).sum(0)
     found = torch.zeros_like(drawn.sigma).flatten()
+    evaluated = _Watch()(policy, recipe, views["tree"].sigmas, on_policy=False)
     for rows in learner.micro_batches(recipe.points(**views, weight=trained)):
-        q = evaluate(policy, rows, {"elbo"}, recipe, views["tree"].sigmas, gradient=False)
-        found[rows["call"].flatten()] = q["elbo"].flatten().cpu()
+        q = evaluated(rows, {"elbo"}, gradient=False)
+        if not is_spare(rows):
+            found[rows["call"].flatten()] = q["elbo"].flatten().cpu()
     return replace(drawn, elbo_old=found.view_as(drawn.sigma))
 
 
@@ -240,7 +224,8 @@ class _Watch:
 
     def __call__(self, policy, recipe, sigmas, on_policy):
         def evaluated(rows, names, gradient=True):
-            q = evaluate(policy, rows, names, recipe, sigmas, on_policy=on_policy, gradient=gradient)
+            with uncounted(policy) if is_spare(rows) else nullcontext():
+                q = evaluate(policy, rows, names, recipe, sigmas, on_policy=on_policy, gradient=gradient)
             if on_policy and "log_prob" in q and "log_prob_recorded" in q:
                 self._seen.append((q["log_prob"].detach() - q["log_prob_recorded"]).exp().sub(1).abs().max())
             if "velocity_old" in q:

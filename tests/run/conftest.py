@@ -149,18 +149,20 @@ def quick(tmp_path_factory):
 def real_processes():
     """Run a piece of code as some ranks of two processes, or as one alone: how each ended and what it said."""
 
-    def start(rank, count, port, code):
+    def start(rank, count, port, code, more):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
-        environment |= {"MASTER_ADDR": "127.0.0.1"} | ({n: str(x) for n, x in places.items()} if count > 1 else {})
+        environment |= {"MASTER_ADDR": "127.0.0.1", **more} | (
+            {n: str(x) for n, x in places.items()} if count > 1 else {}
+        )
         command = [sys.executable, "-c", code]
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def run(code, ranks=(0, 1), count=2):
+    def run(code, ranks=(0, 1), count=2, **environment):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        began, processes = time.monotonic(), [start(rank, count, port, code) for rank in ranks]
+        began, processes = time.monotonic(), [start(rank, count, port, code, environment) for rank in ranks]
         try:
             said = [process.communicate(timeout=100) for process in processes]
         finally:

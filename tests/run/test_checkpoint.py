@@ -38,7 +38,7 @@ def pair(toy, loop):
 
 
 def taken(pair, memory=None, keep=True):
-    return capture(*pair, memory or {}, lambda tensors: iter(tensors), keep)
+    return capture(*pair, memory or {}, keep)
 
 
 def store(folder, groups, update, **facts):
@@ -103,22 +103,10 @@ def test_a_copy_is_not_what_training_goes_on_with(pair):
     assert all(torch.equal(x, before[name]) for name, x in groups["weights"].items())
 
 
-def test_every_process_takes_part_in_the_copy_and_only_the_main_one_keeps_it(pair):
-    """The seam for sharded weights: `gather` sees the same tensors, in the same order, on every process."""
-    seen = []
-
-    def gather(tensors):
-        for x in tensors:
-            seen[-1].append(tuple(x.shape))
-            yield 2 * x
-
-    groups = []
-    for keep in (True, False):
-        seen.append([])
-        groups.append(capture(*pair, {}, gather, keep))
-    name, parameter = pair[0].trainable()[0]
-    assert seen[0] == seen[1] and len(seen[0]) == len(pair[0].trainable()) * (1 + 3 + 2)
-    assert torch.equal(groups[0]["weights"][name], 2 * parameter) and not any(groups[1].values())
+def test_only_the_main_process_keeps_the_copy(pair):
+    """The others take part, where shards are put together (tests/run/test_sharding.py)."""
+    kept, others = capture(*pair, {}, keep=True), capture(*pair, {}, keep=False)
+    assert all(kept[group] for group in ("weights", "optimizer", "snapshots")) and not any(others.values())
 
 
 @pytest.mark.parametrize("change", ["missing", "more", "shape"])

@@ -8,7 +8,7 @@ import torch
 
 from flowrl.run.evaluation import Settings, evaluate, sample
 from flowrl.visual.policy import Example
-from flowrl.visual.trainer import Ranks
+from flowrl.visual.ranks import Ranks
 from rewards.media import quantise
 from rewards.statistics import STATISTICS
 from rewards.table import RewardTable

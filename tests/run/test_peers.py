@@ -1,7 +1,10 @@
 """What can be wrong between processes: launchers that are refused, and ranks that disagree."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 
 from flowrl.run import peers
 from flowrl.run.checkpoint import Found
@@ -10,13 +13,14 @@ from flowrl.run.peers import check_alike, check_launcher
 from flowrl.run.prepare import everywhere
 from flowrl.run.resume import Origin
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.mark.parametrize(
     "variable, value, said",
     [
         ("ACCELERATE_USE_DEEPSPEED", "true", ["DeepSpeed", "sums gradients over ranks", "unproven with ZeRO"]),
         ("ACCELERATE_USE_MEGATRON_LM", "true", ["Megatron-LM", "cannot split"]),
-        ("ACCELERATE_USE_FSDP", "True", ["FSDP", "not supported yet: replicas with one summed gradient"]),
         ("ACCELERATE_MIXED_PRECISION", "bf16", ["'bf16'", "set model.dtype instead"]),
         ("ACCELERATE_MIXED_PRECISION", "fp16", ["'fp16'", "--mixed_precision no"]),
         ("ACCELERATE_MIXED_PRECISION", "fp8", ["'fp8'", "model.dtype"]),
@@ -33,9 +37,34 @@ def test_what_a_launcher_cannot_have_is_refused_before_anything_is_loaded(
 
 
 def test_from_python_a_launcher_is_refused_as_well(prepared, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="FSDP"):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="DeepSpeed"):
         prepared()
+
+
+@pytest.mark.parametrize(
+    "variable, value, said",
+    [
+        ("FSDP_VERSION", "1", "set fsdp_version: 2"),
+        ("FSDP_OFFLOAD_PARAMS", "true", "set fsdp_offload_params: false"),
+        ("FSDP_RESHARD_AFTER_FORWARD", "false", "let go after each call"),
+        ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP", "the model's own blocks"),
+        ("FSDP_TRANSFORMER_CLS_TO_WRAP", "JointTransformerBlock", "leave it out"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "model.gradient_checkpointing"),
+    ],
+)
+def test_what_a_launcher_asks_of_fsdp_and_would_not_get_is_refused(variable, value, said):
+    with pytest.raises(ValueError, match=f"FSDP with {variable}={value}: .*{said}"):
+        check_launcher({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", variable: value})
+    check_launcher({variable: value})
+
+
+def test_the_launch_file_for_fsdp_is_accepted_as_accelerate_hands_it_on():
+    """`accelerate launch` turns each line of fsdp_config into a variable."""
+    file = yaml.safe_load((ROOT / "scripts/accelerate/fsdp2.yaml").read_text(encoding="utf-8"))
+    given = {name.upper(): str(value) for name, value in file["fsdp_config"].items()}
+    assert file["distributed_type"] == "FSDP" and given.keys() <= peers.FSDP.keys()
+    check_launcher({"ACCELERATE_USE_FSDP": "true", **given})
 
 
 def test_plain_replicas_are_accepted():

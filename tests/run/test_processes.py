@@ -39,7 +39,7 @@ def together(monkeypatch):
 
         def member(index):
             one = object.__new__(Processes)
-            one.__dict__.update(index=index, count=count, main=index == 0, device=torch.device("cpu"))
+            one.__dict__.update(index=index, count=count, main=index == 0, device=torch.device("cpu"), sharded=False)
             return one
 
         local = threading.local()

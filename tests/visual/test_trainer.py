@@ -10,7 +10,8 @@ from flowrl import randomness
 from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast
 from flowrl.recipes.visual.trees import branch_grpo
 from flowrl.visual.policy import Example
-from flowrl.visual.trainer import Ranks, noisy_steps, roll_out
+from flowrl.visual.ranks import Ranks
+from flowrl.visual.trainer import noisy_steps, roll_out
 from rewards.table import RewardTable
 
 

@@ -1,6 +1,6 @@
 """Low-rank adapters on a diffusers transformer: made, switched off, and saved so that plain diffusers loads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,10 +51,18 @@ def without_lora(transformer: nn.Module):
             parameter.requires_grad_(True)
 
 
-def save_lora(pipeline, directory: Path) -> None:
-    """Write `pytorch_lora_weights.safetensors` with the alpha in its metadata, and read it back as diffusers would."""
+def lora_weights(pipeline) -> dict[str, torch.Tensor]:
+    """The adapter's weights under the names that PEFT gives them."""
+    return get_peft_model_state_dict(pipeline.transformer, adapter_name=NAME)
+
+
+def save_lora(pipeline, directory: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write `pytorch_lora_weights.safetensors` with the alpha in its metadata, and read it back as diffusers would.
+
+    weights: by default those in force
+    """
     adapter = pipeline.transformer.peft_config[NAME]
-    weights = get_peft_model_state_dict(pipeline.transformer, adapter_name=NAME)
+    weights = lora_weights(pipeline) if weights is None else weights
     weights = {name: x.detach().cpu().contiguous() for name, x in weights.items()}
     config = {k: sorted(v) if isinstance(v, set) else v for k, v in adapter.to_dict().items()}
     type(pipeline).save_lora_weights(
@@ -74,7 +82,7 @@ def load_lora(pipeline, directory: Path) -> None:
     prefix = f"{type(pipeline).transformer_name}."
     read, metadata = type(pipeline).lora_state_dict(directory, return_lora_metadata=True)
     saved = {k.removeprefix(prefix): v for k, v in read.items()}
-    present = get_peft_model_state_dict(pipeline.transformer, adapter_name=NAME)
+    present = lora_weights(pipeline)
     if saved.keys() != present.keys() or any(saved[k].shape != x.shape for k, x in present.items()):
         theirs, ours = _describe(saved), _describe(present)
         raise ValueError(f"{str(directory)!r}: its adapter has {theirs}; model.lora says {ours}.")

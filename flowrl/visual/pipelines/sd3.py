@@ -5,7 +5,7 @@ arXiv:2403.03206
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from flowrl.recipe import Snapshot
 from flowrl.visual.pipelines.folders import quiet, read_index
-from flowrl.visual.pipelines.lora import add_lora, load_lora, merge_lora, save_lora, without_lora
-from flowrl.visual.policy import Example, Snapshots
+from flowrl.visual.pipelines.lora import add_lora, load_lora, lora_weights, merge_lora, save_lora, without_lora
+from flowrl.visual.policy import Example, ShareOut, Snapshots
 
 ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 TARGETS = (*ATTENTION, "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")  # Flow-GRPO's
+BLOCKS = ("JointTransformerBlock", "SD3SingleTransformerBlock")  # gathered one at a time where weights are sharded
 GRIDS = ("pipeline", "linear")
 CACHE_BYTES = 2**32  # of encoded texts in host memory; about 2,500 prompts of SD3 with 128 T5 tokens
 
@@ -60,7 +61,7 @@ class SD3Policy:
         _check(pipe, grid)
         self.pipe, self.grid, self.batch_size = pipe, grid, batch_size
         self.max_sequence_length = max_sequence_length
-        self.device = pipe.transformer.device  # asking diffusers walks all modules
+        self.device = pipe.vae.device  # asking diffusers walks all modules
         self.dtype, self._vae_dtype = pipe.transformer.dtype, pipe.vae.dtype
         self.guidance = 1.0
         self.forwards = self.backwards = 0
@@ -77,14 +78,23 @@ class SD3Policy:
             pipe.transformer.float().requires_grad_(True)
         if gradient_checkpointing:
             pipe.transformer.enable_gradient_checkpointing()  # diffusers' own, non-reentrant
-        self.rank = rank
-        base = (lambda: without_lora(pipe.transformer)) if rank else None
-        self.snapshots = Snapshots([p for _, p in self.trainable()], base)
+        self.rank, self.sharded = rank, False
+        self.snapshots = self._snapshots()
         self._ids: dict[tuple[str, str], int] = {}
         self._texts: dict[str, Encoded] = {}
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.pipe.transformer.named_parameters() if p.requires_grad]
+
+    def _snapshots(self):
+        base = (lambda: without_lora(self.pipe.transformer)) if self.rank else None
+        return Snapshots([p for _, p in self.trainable()], base, pinned=self.sharded)
+
+    def distribute(self, share_out: ShareOut) -> None:
+        """Share out the transformer's weights; what is frozen beside it stays whole on every process."""
+        share_out(self.pipe.transformer, BLOCKS)
+        self.sharded = True
+        self.snapshots = self._snapshots()
 
     def encode(self, examples: Sequence[Example]) -> Tensor:
         """Prompt ids [P]; texts are encoded once and kept on the CPU, those of this call are moved to the device.
@@ -201,10 +211,13 @@ class SD3Policy:
         return self.snapshots.at(name)
 
     def finish(self, name: str) -> None:
-        """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own dtypes and mode."""
+        """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own dtypes and mode.
+
+        Shards stay shards, in fp32: the whole weights are in the folder that was saved.
+        """
         self.snapshots.adopt(name)
         _cast(self.pipe.vae, self._vae_dtype)
-        if not self.rank:
+        if not (self.rank or self.sharded):
             _cast(self.pipe.transformer, self.dtype)
         self.pipe.transformer.train(self._training)
 
@@ -213,12 +226,23 @@ class SD3Policy:
         """Name of what `save` writes: "adapter" or "model"."""
         return "adapter" if self.rank else "model"
 
-    def save(self, directory: Path) -> None:
-        """Write the weights in force so that plain diffusers loads them: a LoRA file, or a whole pipeline."""
+    def weights(self) -> dict[str, Tensor]:
+        """What `save` writes, of the weights in force; where they are sharded, the parts of this process."""
+        return lora_weights(self.pipe) if self.rank else self.pipe.transformer.state_dict()
+
+    def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write weights so that plain diffusers loads them: a LoRA file, or a whole pipeline.
+
+        weights: those that `weights` returned, put together; by default those in force
+        """
+        weights = self.weights() if weights is None else weights
         if self.rank:
-            save_lora(self.pipe, directory)
+            save_lora(self.pipe, directory, weights)
         else:
-            self.pipe.save_pretrained(directory)
+            with torch.device("meta"):
+                transformer = SD3Transformer2DModel.from_config(self.pipe.transformer.config)
+            transformer.load_state_dict(weights, assign=True)
+            type(self.pipe)(**{**self.pipe.components, "transformer": transformer}).save_pretrained(directory)
 
     def merge(self) -> None:
         """Make the adapter part of the base's weights; `save` writes a whole pipeline from here on."""
@@ -267,8 +291,11 @@ def _cast(module, dtype):
         module.to(dtype)
 
 
-def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, **settings) -> SD3Policy:
-    """Policy over the pipeline saved in the folder `path`; encoders that it was saved without stay away."""
+def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, sharded: bool = False, **settings) -> SD3Policy:
+    """Policy over the pipeline saved in the folder `path`; encoders that it was saved without stay away.
+
+    sharded: leave the transformer on the CPU, for `distribute` to share out
+    """
     index = read_index(Path(path))
     quiet()
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
@@ -278,16 +305,24 @@ def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, **settin
         said = " ".join(str(error).split())
         raise ValueError(f"model.path = {str(path)!r} cannot be loaded: {type(error).__name__}: {said}") from error
     pipe.set_progress_bar_config(disable=True)
-    return SD3Policy(pipe.to(device), **settings)
+    return SD3Policy(_placed(pipe, device, sharded), **settings)
 
 
-def adopt(pipe: object, device: torch.device, **settings) -> SD3Policy:
+def adopt(pipe: object, device: torch.device, sharded: bool = False, **settings) -> SD3Policy:
     """Policy over a pipeline that is loaded already."""
     if not isinstance(pipe, StableDiffusion3Pipeline):
         raise ValueError(
             f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
         )
-    return SD3Policy(pipe.to(device), **settings)
+    return SD3Policy(_placed(pipe, device, sharded), **settings)
+
+
+def _placed(pipe, device, sharded):
+    """The pipeline on the device; the transformer stays where it is if it is to be sharded."""
+    for name, module in pipe.components.items():
+        if isinstance(module, nn.Module) and not (sharded and name == "transformer"):
+            module.to(device)
+    return pipe
 
 
 def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:

@@ -1,0 +1,128 @@
+"""flowrl/run/sharding.py: runs with shared-out weights, from the launcher's word to the files that they leave."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowrl.run.peers import sharded
+from flowrl.run.processes import Processes
+
+CODE = """
+import json, sys, torch
+from tests.run.conftest import redness
+from flowrl.run.config import from_dict
+from flowrl.run.prepare import prepare
+from flowrl.run.train import train
+torch.set_num_threads(1)
+run = from_dict(json.loads(SETTINGS))
+train(prepare(run, functions={"redness": redness}, resume=RESUME)).pipeline
+"""
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+CASES = {
+    "branch_grpo with an adapter": {
+        "recipe": {"name": "branch_grpo", "rollout.steps": 4, "rollout.forks": {0: 2, 1: 2}}
+    },
+    "diffusion_nft with full weights": {
+        "model": {"train": "full", "lora": None},
+        "recipe": {"name": "diffusion_nft", "rollout.steps": 4, "rollout.roots": 4, "noising.draws": 2},
+        "optimizer": {"ema": 0.9},
+    },
+}
+
+
+def run(real_processes, settings, count, resume=False, **environment):
+    code = CODE.replace("SETTINGS", repr(json.dumps(settings))).replace("RESUME", str(resume))
+    for done in real_processes(code, range(count), count, **environment):
+        assert done.code == 0, done.err
+    return done
+
+
+@pytest.fixture(scope="module")
+def settings(world, base, tmp_path_factory):
+    return {
+        "model": {"path": str(base), "grid": "linear", "max_sequence_length": 0, "lora": {"rank": 4, "alpha": 16}},
+        "data": {"train": str(world / "train.jsonl"), "test": str(world / "test.jsonl")},
+        "rewards": {"redness": 1.0},
+        "recipe": {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 4},
+        "budget": {"updates": 4, "prompts_per_update": 2},
+        "evaluation": {"prompts": 3},
+        "processes": {"timeout": 30},
+        "output": str(tmp_path_factory.mktemp("odd") / "run"),
+    }
+
+
+@pytest.fixture(scope="module", params=CASES)
+def both(request, real_processes, settings, tmp_path_factory):
+    """(directory of a run on one process, of the same one on two with shards, stopped after one update and resumed)."""
+    folder = tmp_path_factory.mktemp("shards")
+    settings = settings | {
+        "budget": {"updates": 2, "prompts_per_update": 3, "micro_batch": 5, "batch_size": 5},
+        "evaluation": {"prompts": 3, "samples": 2, "every": 1},
+    }
+    for name, change in CASES[request.param].items():
+        settings[name] = {**settings.get(name, {}), **change} if name != "recipe" else change
+    one, two = folder / "one", folder / "two"
+    run(real_processes, {**settings, "output": str(one)}, 1)
+    short = {**settings, "budget": {**settings["budget"], "updates": 1}}
+    run(real_processes, {**short, "output": str(two)}, 2, **FSDP)
+    run(real_processes, {**settings, "output": str(two)}, 2, resume=True, **FSDP)
+    return one, two
+
+
+def weights_of(folder):
+    files = [*(folder / "checkpoints/000002").glob("*.safetensors"), *folder.glob("adapter/*.safetensors")]
+    return {f"{file.name}/{n}": x for file in files for n, x in load_file(file).items()}
+
+
+def test_shards_leave_the_log_and_the_files_of_one_process(both):
+    """C61: what is written is whole: weights, optimiser and snapshots by name, and what plain diffusers loads."""
+    one, two = both
+    lines = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in both]
+    for mine, theirs in zip(*lines, strict=True):
+        assert mine.keys() == theirs.keys() and mine["forwards"] == theirs["forwards"]
+        for name in (n for n in mine if n.startswith(("reward/", "eval/redness", "grad_norm"))):
+            assert theirs[name] == pytest.approx(mine[name], rel=2e-4, abs=1e-5), name
+    mine, theirs = weights_of(one), weights_of(two)
+    assert mine.keys() == theirs.keys() and len(mine) > 20
+    for name, x in mine.items():
+        assert x.shape == theirs[name].shape and torch.allclose(x, theirs[name], atol=2e-5, rtol=2e-3), name
+
+
+ODD = """
+import json, os, signal, torch
+from tests.run.conftest import redness
+from flowrl.run import cli
+from flowrl.run.config import from_dict
+from flowrl.run.prepare import prepare
+from flowrl.run.train import train
+torch.set_num_threads(1)
+calls = []
+
+def odd(images):
+    calls.append(len(images))
+    if len(calls) == 4 and os.environ["RANK"] == "1":  # the third update; the first call was an evaluation
+        os.kill(os.getpid(), signal.SIGNAL)
+    return redness(images)
+
+cli._running(lambda: train(prepare(from_dict(json.loads(SETTINGS)), functions={"redness": odd})))
+"""
+
+
+@pytest.mark.parametrize("name, codes", [("SIGTERM", (143, 143)), ("SIGKILL", (1, -9))])
+def test_a_signal_to_one_process_ends_both(real_processes, settings, tmp_path, name, codes):
+    """One that is told to stop takes the other along, and the last whole update is kept; one that is killed cannot."""
+    output = str(tmp_path / "run")
+    code = ODD.replace("SETTINGS", repr(json.dumps({**settings, "output": output}))).replace("SIGNAL", name)
+    one, two = real_processes(code, **FSDP)
+    assert (one.code, two.code) == codes, one.err + two.err
+    kept = 2 if name == "SIGTERM" else 0
+    assert len(one.lines) == 1 and f"pdate {kept} is checkpointed. Go on with:" in one.lines[0], one.err
+    assert (tmp_path / f"run/checkpoints/{kept:06d}/state.json").is_file() and "Traceback" not in one.err + two.err
+
+
+def test_one_process_has_nobody_to_share_with():
+    with pytest.raises(ValueError, match="no effect on one process"):
+        Processes("cpu", sharded=True)
+    assert sharded({"ACCELERATE_USE_FSDP": "True"}) and not sharded({})
