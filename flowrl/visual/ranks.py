@@ -38,10 +38,10 @@ def in_step(policy: Policy, ranks: Ranks, roots: int, batch_size: int | None) ->
     most = ranks.agree(roots)
 
     def velocity(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        size = batch_size or len(latents)
+        longest = len(latents) // roots * most  # rows there: a level has as many states for every root
+        size = batch_size or longest
         chunks = list(zip(*(x.split(size) for x in (latents, sigma, prompt)), strict=True))
         out = [policy.velocity(*chunk) for chunk in chunks]
-        longest = len(latents) // roots * most  # rows there: a level has as many states for every root
         with uncounted(policy):
             for _ in range(-(-longest // size) - len(chunks)):
                 policy.velocity(latents[:1], sigma[:1], prompt[:1])

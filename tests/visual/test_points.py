@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flowrl.objectives import weights
 from flowrl.randomness import generator
-from flowrl.visual.points import on_path
+from flowrl.visual.points import Drawn, is_spare, on_noise, on_path
 from samplers import kernels, rollout, schedules
 
 
@@ -111,3 +111,38 @@ def test_a_transition_that_was_not_kept_is_our_own_mistake():
     weight[:, 2] = 0.5
     with pytest.raises(AssertionError, match="was not kept by the rollout"):
         on_path(tree, weight, weight)
+
+
+def test_spare_rows_fill_up_to_what_the_ranks_agreed_on():
+    """D11: a transition that was drawn, of weight 0, with a call of its own below 0; the real rows come first."""
+    tree = grow(forks={0: 2, 2: 3})
+    points = on_path(tree, *tables(tree))
+    batches = list(points.split(5, lambda count: count + 2))
+    assert [is_spare(batch) for batch in batches] == [False] * (len(batches) - 2) + [True] * 2
+    assert sum(len(batch["weight"]) for batch in batches[:-2]) == len(points)
+    spare = batches[-1]
+    assert spare["weight"].tolist() == spare["advantage"].tolist() == [[0.0]] and bool(spare["log_prob_old"].isfinite())
+    edge = (tree.target == points.spare["next_latents"][0]).nonzero().item()
+    assert torch.equal(spare["latents"][0, 0], tree.states[tree.source[edge]])
+    assert spare["sigma"] == tree.sigmas[tree.step[edge]] and spare["prompt"] == tree.edge_prompt[edge]
+
+
+def test_a_rank_without_a_row_makes_only_spare_ones():
+    tree = grow()
+    points = on_path(tree, *tables(tree))
+    nothing = points.where(torch.zeros(len(points), dtype=torch.bool))
+    assert [is_spare(rows) for rows in nothing.split(4, lambda count: 3)] == [True] * 3
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_spare_row_on_noise_has_the_shape_of_the_others(together):
+    """With all levels in a row, each has a call of its own."""
+    tree = grow(noisy=())
+    drawn = Drawn(torch.rand(2, 3, generator=generator(0)), torch.arange(6).view(2, 3), torch.randn(6, 3))
+    weight = torch.tensor([[0.0] * 5, [0.2] * 5])
+    points = on_noise(tree, torch.ones(2, 5), weight, drawn, together=together)
+    *real, spare = points.split(100, lambda count: count + 1)
+    assert len(points) == len(real[0]["weight"]) == (1 if together else 3)
+    assert spare["call"].tolist() == ([[-1, -2, -3]] if together else [[-1]]) and not spare["weight"].any()
+    for name, column in real[0].items():
+        assert spare[name].shape[1:] == column.shape[1:] and spare[name].dtype == column.dtype, name
