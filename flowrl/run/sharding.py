@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -21,9 +21,6 @@ def share_out(network: nn.Module, blocks: Collection[str], device: torch.device,
     for module in [m for m in network.modules() if type(m).__name__ in blocks]:
         fully_shard(module, mesh=mesh)
     fully_shard(network, mesh=mesh)
-    for module in (m for m in network.modules() if isinstance(m, FSDPModule)):
-        module.unshard()  # torch notes now which weights are trained: an adapter may be off at the first call
-        module.reshard()
     network.register_forward_hook(_let_go)
 
 

@@ -69,11 +69,6 @@ class Points:
         return out | {"call": batch["call"]}
 
 
-def is_spare(rows: Mapping[str, Tensor]) -> bool:
-    """Whether a micro-batch is the row that only keeps step."""
-    return int(rows["call"][0, 0]) < 0
-
-
 def on_path(tree: RolloutTree, advantage: Float[Tensor, "N T"], weight: Float[Tensor, "N T"]) -> Points:
     """The trained transitions, one per row.
 

@@ -1,6 +1,6 @@
 """What the loop needs to know of other processes, and how it keeps step with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,3 +48,8 @@ def in_step(policy: Policy, ranks: Ranks, roots: int, batch_size: int | None) ->
         return out[0] if len(out) == 1 else torch.cat(out)
 
     return velocity
+
+
+def is_spare(rows: Mapping[str, Tensor]) -> bool:
+    """Whether a micro-batch is the row that only keeps step."""
+    return int(rows["call"][0, 0]) < 0

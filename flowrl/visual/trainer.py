@@ -12,9 +12,9 @@ from flowrl.assign import Assigned, assign
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
 from flowrl.visual.evaluate import evaluate
-from flowrl.visual.points import Drawn, is_spare
+from flowrl.visual.points import Drawn
 from flowrl.visual.policy import Example, Policy, uncounted
-from flowrl.visual.ranks import Ranks, in_step
+from flowrl.visual.ranks import Ranks, in_step, is_spare
 from rewards.table import RewardTable
 from samplers import RolloutTree, rollout
 

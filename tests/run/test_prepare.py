@@ -165,8 +165,8 @@ def test_more_processes_than_prompts_are_refused(prepared, monkeypatch, prompts,
     """Every process trains and evaluates whole prompts."""
     processes = module.Processes
 
-    def two(device, timeout):
-        made = processes(device, timeout)
+    def two(*given):
+        made = processes(*given)
         made.count, made.gather = 2, lambda rows: torch.cat([rows, rows])
         return made
 

@@ -6,8 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowrl.run.config import from_dict
 from flowrl.run.peers import sharded
+from flowrl.run.prepare import prepare
 from flowrl.run.processes import Processes
+from flowrl.run.train import train
+from tests.run.conftest import redness
 
 CODE = """
 import json, sys, torch
@@ -64,7 +68,7 @@ def both(request, real_processes, settings, tmp_path_factory):
     for name, change in CASES[request.param].items():
         settings[name] = {**settings.get(name, {}), **change} if name != "recipe" else change
     one, two = folder / "one", folder / "two"
-    run(real_processes, {**settings, "output": str(one)}, 1)
+    train(prepare(from_dict({**settings, "output": str(one)}), functions={"redness": redness}))
     short = {**settings, "budget": {**settings["budget"], "updates": 1}}
     run(real_processes, {**short, "output": str(two)}, 2, **FSDP)
     run(real_processes, {**settings, "output": str(two)}, 2, resume=True, **FSDP)
@@ -120,6 +124,58 @@ def test_a_signal_to_one_process_ends_both(real_processes, settings, tmp_path, n
     kept = 2 if name == "SIGTERM" else 0
     assert len(one.lines) == 1 and f"pdate {kept} is checkpointed. Go on with:" in one.lines[0], one.err
     assert (tmp_path / f"run/checkpoints/{kept:06d}/state.json").is_file() and "Traceback" not in one.err + two.err
+
+
+MIXED = """
+import copy, torch
+from torch import nn
+from flowrl.recipe import copied
+from flowrl.run import sharding
+from flowrl.run.processes import Processes
+from flowrl.visual.policy import Snapshots
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.low, self.up = nn.Linear(6, 6).bfloat16(), nn.Linear(6, 2), nn.Linear(2, 7)
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x.bfloat16()).float() + self.up(self.low(x))[:, :6]
+
+process = Processes("cpu", timeout=60, sharded=True)
+torch.manual_seed(0)
+plain = nn.Sequential(Block(), Block(), nn.Linear(6, 3).bfloat16().float())
+network, x = copy.deepcopy(plain), torch.randn(3, 6)
+process.share_out(network, ("Block",))
+
+def trained(network):
+    return [p for p in network.parameters() if p.requires_grad]
+
+snapshots = Snapshots(trained(network), pinned=True)
+snapshots.refresh("old", copied(every=9), 0)
+for shard, full in zip(trained(network), trained(plain)):
+    shard.data.mul_(2.0), full.data.mul_(2.0)
+first = network[0].up.weight.to_local().data_ptr()
+with torch.no_grad():
+    new = network(x)
+    with snapshots.at("old"):
+        old = network(x)
+    assert torch.equal(new, plain(x)) and torch.equal(network(x), new) and not torch.allclose(old, new)
+assert network[0].up.weight.to_local().data_ptr() == first
+network(x).square().sum().backward(), plain(x).square().sum().backward()
+for shard, full in zip(trained(network), trained(plain)):
+    gradients = [shard.grad]
+    process.sum_(gradients)
+    assert torch.allclose(sharding.whole(gradients[0]), 2 * full.grad, rtol=1e-6)  # both processes have all rows
+process.close()
+"""
+
+
+def test_a_bf16_base_with_fp32_trainables_is_shared_out_and_snapshots_swap_in_place(real_processes):
+    """D16 and D15: uneven shards too (seven rows on two processes); the network draws from what was exchanged."""
+    for done in real_processes(MIXED):
+        assert done.code == 0, done.err
 
 
 def test_one_process_has_nobody_to_share_with():

@@ -5,11 +5,17 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 
-from flowrl.run.peers import check_launcher
+from flowrl.run.peers import check_launcher, sharded
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "accelerate"
-NAMES = {"one_gpu": ("NO", 1, 1), "eight_gpus": ("MULTI_GPU", 1, 8), "two_nodes": ("MULTI_GPU", 2, 16)}
+NAMES = {
+    "one_gpu": ("NO", 1, 1),
+    "eight_gpus": ("MULTI_GPU", 1, 8),
+    "two_nodes": ("MULTI_GPU", 2, 16),
+    "fsdp2": ("FSDP", 1, 8),
+}
 
 
 def test_every_configuration_is_looked_at():
@@ -27,7 +33,9 @@ def test_accelerates_own_loader_reads_machines_and_processes(name):
 def test_the_launcher_asks_for_nothing_that_a_run_refuses(name):
     given = ["--config_file", str(FOLDER / f"{name}.yaml"), "--main_process_ip", "node0", "--machine_rank", "1", "x.py"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))
-    assert not (arguments.use_deepspeed or arguments.use_fsdp or arguments.use_megatron_lm)
-    assert bool(arguments.multi_gpu) == (NAMES[name][2] > 1) and arguments.num_processes == NAMES[name][2]
+    kind, _, processes = NAMES[name]
+    assert not (arguments.use_deepspeed or arguments.use_megatron_lm) and arguments.use_fsdp == (kind == "FSDP")
+    assert bool(arguments.multi_gpu) == (kind == "MULTI_GPU") and arguments.num_processes == processes
     assert (arguments.machine_rank, arguments.main_process_ip) == (1, "node0")
-    check_launcher({"ACCELERATE_MIXED_PRECISION": arguments.mixed_precision})
+    check_launcher(handed_on := prepare_multi_gpu_env(arguments))
+    assert sharded(handed_on) == (kind == "FSDP")

@@ -108,7 +108,8 @@ def test_two_processes_log_what_one_logs(one, two, folder):
     for mine, theirs in zip(one.metrics, together, strict=True):
         assert list(mine) == list(theirs)
         for name in mine.keys() - {"seconds", "elapsed", "ratio/deviation", "objective/ppo_clip"}:
-            tolerance = {"rel": 5e-4} if name in ("param_delta_norm", "grad_norm") else {"abs": 1e-5}
+            loose = name in ("param_delta_norm", "grad_norm") or name.startswith("eval/image/")  # of 8-bit pixels
+            tolerance = {"rel": 5e-4} if loose else {"abs": 1e-5}
             assert theirs[name] == pytest.approx(mine[name], **tolerance), name
         assert theirs.get("ratio/deviation", 0) <= 1e-5
         assert theirs.get("objective/ppo_clip", 0) == pytest.approx(mine.get("objective/ppo_clip", 0), abs=1e-7)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from flowrl.objectives import weights
 from flowrl.randomness import generator
-from flowrl.visual.points import Drawn, is_spare, on_noise, on_path
+from flowrl.visual.points import Drawn, on_noise, on_path
+from flowrl.visual.ranks import is_spare
 from samplers import kernels, rollout, schedules
 
 
