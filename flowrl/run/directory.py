@@ -1,6 +1,6 @@
 """What a run directory tells: how it begins, the pictures of an evaluation, the last words."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -58,28 +58,6 @@ def headline(log: Mapping[str, object]) -> dict[str, float | int]:
     """What the line of progress shows: the rewards, how far the weights moved, and invalid scores if there are any."""
     shown = {name: x for name, x in log.items() if name.startswith("reward/") or name == "param_delta_norm"}
     return {name: x for name, x in shown.items() if name != "reward/invalid" or x}
-
-
-def warn_of_equal_groups(lines: Sequence[Mapping], log: Mapping, progress: Progress, *, window: int = 10) -> None:
-    """Say it once, when for `window` updates more than half of the groups taught nothing."""
-    shares = [float(line["group/zero_spread"]) for line in [*lines[1:], log]]
-    recent, before = shares[-window:], shares[-window - 1 : -1]
-    if len(recent) == window and sum(recent) > window / 2 and not (len(before) == window and sum(before) > window / 2):
-        progress.say(
-            f"warning: {sum(recent) / window:.0%} of the groups of the last {window} updates had equal rewards and "
-            "taught nothing. Raise rollout.roots or use a denser reward."
-        )
-
-
-def warn_of_grain(lines: Sequence[Mapping], log: Mapping, progress: Progress) -> None:
-    """C97: say it once, when the pictures hold more than twice the high frequencies of the first evaluation."""
-    name = "eval/image/high_frequency"
-    first, *earlier = [float(line[name]) for line in [*lines, log] if name in line]
-    if earlier and earlier[-1] > 2 * first and not any(share > 2 * first for share in earlier[:-1]):
-        progress.say(
-            f"warning: the pictures turn grainy: {name} is {earlier[-1]:.3g}, at first {first:.3g}. Remedies: "
-            "a KL or velocity penalty, a lower learning rate, averaged weights, a second reward."
-        )
 
 
 def save_pictures(pictures: Tensor, path: Path) -> None:

@@ -14,6 +14,7 @@ from flowrl.run.evaluation import described, evaluate, said
 from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.peers import PeerLost
 from flowrl.run.prepare import Prepared, evaluation_settings
+from flowrl.run.signs import Signs
 from flowrl.run.stopping import Stopped, Stopping
 from flowrl.run.update import snapshots, update, watched
 
@@ -103,6 +104,7 @@ class Training:
             directory.start(prepared, self.directory)
         prepared.processes.wait()
         self.metrics = Metrics(self.directory / "metrics.jsonl" if prepared.processes.main else None, lines)
+        self.signs = Signs(prepared.recipe, self.metrics.lines)
         for line in prepared.warnings:
             self.progress.say(f"warning: {line}")
         for name, rule in snapshots(prepared).items():
@@ -156,7 +158,6 @@ class Training:
                 f"warning: update {done} is skipped, the gradient of {log['nonfinite_parameter']} is not finite; "
                 f"prompts: {'; '.join(log['nonfinite_prompts'])}"
             )
-        directory.warn_of_equal_groups(self.metrics.lines, log, self.progress)
         self.progress.update(done, directory.headline(log))
         self.standing.update = done
         return log
@@ -168,8 +169,9 @@ class Training:
         done, every = standing.update, run.evaluation.every
         if done in (0, run.budget.updates) or (every and done % every == 0):
             log = {**log, **_evaluate(self.prepared, self.directory, done, self.progress)}
-            directory.warn_of_grain(self.metrics.lines, log, self.progress)
             best = self._judge(log)
+        for text in self.signs.new(self.metrics.lines, log):
+            self.progress.say(f"warning: {text}")
         self.metrics.write(log)
         standing.pending = None
         asked = self.prepared.processes.largest(float(self.stopping.wanted)) > 0

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from flowrl import randomness
+from flowrl.recipe import copied
+from flowrl.recipes.visual.forward import awm, dgpo, v_grpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast
 from flowrl.recipes.visual.trees import branch_grpo
 from flowrl.visual.policy import Example
@@ -236,6 +238,19 @@ def test_a_policy_that_differs_from_the_one_that_drew_is_noticed(toy, loop):
 
     policy.decode = decode
     assert loop.update(policy, recipe, loop.learner(policy))["ratio/deviation"] > 1e-3
+
+
+def test_how_far_every_snapshot_is_from_the_policy_is_logged(toy, loop):
+    """C64: 0 in the first update, where all are copies; a reference refreshed every two updates is 0 in the third."""
+    refreshed = dgpo().but(rollout={"roots": 4}, snapshots={"ref": copied(every=2)})
+    for recipe, names in ((refreshed, {"ref"}), (awm(), {"ref", "anchor"}), (flow_grpo(), {"ref"}), (v_grpo(), set())):
+        policy = toy(recipe)
+        learner = loop.learner(policy)
+        logs = [loop.update(policy, recipe, learner, i, examples=loop.examples[:2]) for i in range(3)]
+        for log in logs:
+            assert {name for name in log if name.startswith("snapshot/")} == {f"snapshot/{n}_distance" for n in names}
+        for name in (f"snapshot/{n}_distance" for n in names):
+            assert logs[0][name] == 0 < logs[1][name] and (logs[2][name] == 0) == (recipe is refreshed)
 
 
 def test_memory_does_not_grow_from_update_to_update(toy, loop):
