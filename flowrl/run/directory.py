@@ -42,15 +42,16 @@ def _name_pictures(prepared, directory):
 def overview(prepared: Prepared) -> Iterator[str]:
     """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
     run, recipe = prepared.run, prepared.recipe
-    one = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed)
     groups = run.budget.prompts_per_update
+    n = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), prompts=groups, seed=run.seed)
     changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
     trained = sum(p.numel() for _, p in prepared.policy.trainable())
     yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
     yield (
-        f"an update: {groups} prompts x {one.leaves} leaves = {groups * one.leaves} pictures scored, "
-        f"{groups * one.rollout_calls:,} network rows to draw them, {groups * one.train_calls:,} to train "
-        f"{groups * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
+        f"an update: {groups} prompts x {n.leaves // groups} leaves = {n.leaves} pictures scored, "
+        f"{n.rollout_calls:,} network rows to draw them, {n.train_calls:,} to train "
+        f"{n.train_edges:,} decisions, {n.optimizer_steps} optimizer step(s); "
+        f"{prepared.processes.count} process(es)"
     )
 
 

@@ -84,7 +84,7 @@ def prepare(
     """
     check_launcher()
     recipe = recipe.check() if recipe else run.build_recipe()
-    plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
+    plan.count(recipe, schedules.linear(recipe.rollout.steps), prompts=run.budget.prompts_per_update, seed=run.seed)
     if not resume:
         files.check_output(Path(run.output))
     *held, warnings = read_prompts(run, texts)
