@@ -61,6 +61,11 @@ def headline(log: Mapping[str, object]) -> dict[str, float | int]:
     return {name: x for name, x in shown.items() if name != "reward/invalid" or x}
 
 
+def pictures(directory: Path, update: int) -> Path:
+    """Where the grid of an evaluation lies."""
+    return directory / "samples" / f"{update:06d}.png"
+
+
 def save_pictures(pictures: Tensor, path: Path) -> None:
     """A grid with six columns."""
     scale = max(96 // pictures.shape[-1], 1)
@@ -69,8 +74,8 @@ def save_pictures(pictures: Tensor, path: Path) -> None:
 
 def finish(prepared: Prepared, directory: Path, progress: Progress, first: Mapping, last: Mapping) -> None:
     """Say what changed and where everything lies."""
-    pictures = [directory / "samples" / f"{line['iteration']:06d}.png" for line in (first, last)]
-    media.before_after(*pictures, directory / "before_after.png")
+    grids = [pictures(directory, line["iteration"]) for line in (first, last)]
+    media.before_after(*grids, directory / "before_after.png")
     progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
     for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid" and n in last):
         tags = prepared.run.data.tags
