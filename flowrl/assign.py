@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.advantages.outcome import raw
-from flowrl.groups import group_spread
+from flowrl.groups import group_centre, group_spread
 from flowrl.recipe import Recipe
 
 
@@ -53,6 +53,14 @@ def assign(
     }
     weights = tuple(_put_back(weight, valid) for weight in weights)
     return Assigned(_put_back(credit, valid), weights, tuple(one.kept for one in planned), log)
+
+
+def reward_shares(
+    reward: Float[Tensor, "N R"], reward_weight: Float[Tensor, " R"], group: Int[Tensor, " N"]
+) -> Float[Tensor, " R"]:
+    """Share of each reward, times its weight, in the variance within groups, as if they varied independently; or 0."""
+    variance = (group_centre(reward, group) * reward_weight).square().mean(0)
+    return variance / variance.sum().clamp(min=torch.finfo(variance.dtype).tiny)
 
 
 _OF_LEAVES = ("reward", "group", "prompt", "edge", "noisy", "advantage", "mask")

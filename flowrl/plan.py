@@ -15,7 +15,7 @@ from samplers.kernels import bind
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows for one prompt in one update; a row is one state through the network once."""
+    """Rows of one update; a row is one state through the network once."""
 
     leaves: int
     states: int  # distinct, roots included
@@ -29,16 +29,16 @@ class Counts:
     optimizer_steps: int
 
 
-def count(recipe: Recipe, sigmas: torch.Tensor, *, seed: int = 0, iteration: int = 0) -> Counts:
-    """Grow the integer tables of one prompt's tree and look which decisions would be trained.
+def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int = 0, iteration: int = 0) -> Counts:
+    """Grow the integer tables of the trees of some prompts and look which decisions would be trained.
 
     Raises ValueError for a plan that cannot work: noise at the last step, equal siblings, a step without noise.
     """
     plan = recipe.rollout
     noisy = noisy_steps(recipe, seed, iteration)
     check(recipe, noisy, sigmas)
-    layout = tree_layout(plan.roots, plan.steps, plan.forks)
-    found = _assigned(recipe, layout, noisy, sigmas, seed, iteration)
+    layout = tree_layout(prompts * plan.roots, plan.steps, plan.forks)
+    found = _assigned(recipe, layout, prompts, noisy, sigmas, seed, iteration)
     trained = [_trained(recipe, layout, weight, found.advantage) for weight in found.weights]
     edges, calls = sum(e for e, _ in trained), sum(c for _, c in trained)
     rollout_calls = sum(layout.frontier[:-1])
@@ -48,7 +48,7 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, seed: int = 0, iteration: int
     passes = _rows(plan.guidance)
     once = _trained(recipe, layout, torch.stack(found.weights).sum(0), found.advantage)[1]
     return Counts(
-        leaves=plan.leaves,
+        leaves=prompts * plan.leaves,
         states=sum(layout.frontier),
         states_stored=sum(layout.frontier[t] for t in kept),
         edges=len(layout.source),
@@ -61,15 +61,16 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, seed: int = 0, iteration: int
     )
 
 
-def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
+def _assigned(recipe, layout, prompts, noisy, sigmas, seed, iteration):
     """Which decisions count, on made-up rewards that differ."""
     leaves = len(layout.edge)
+    reward = torch.linspace(1, 2, leaves // prompts)[:, None] ** 2  # positive, and nobody has exactly the mean
     return assign(
         recipe,
-        reward=torch.linspace(1, 2, leaves)[:, None] ** 2,  # positive, and nobody has exactly the mean
+        reward=reward.repeat(prompts, 1),
         reward_weight=torch.ones(1),
         valid=torch.ones(leaves, dtype=torch.bool),
-        group=torch.zeros(leaves, dtype=torch.long),
+        group=torch.arange(prompts).repeat_interleave(leaves // prompts),
         edge=layout.edge,
         noisy=torch.zeros(layout.edge.shape).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0),
         sigmas=sigmas,

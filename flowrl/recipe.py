@@ -112,6 +112,11 @@ class Recipe:
         return getattr(self.objective.fn, "couples", False)
 
     @property
+    def scales_each_reward(self) -> bool:
+        """Whether the advantage brings every reward to one scale before they are summed."""
+        return getattr(self.advantage.fn, "scales_each", False)
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """Whether rows of advantage 0 leave no gradient and may be left out."""
         return not self.penalties and getattr(self.objective.fn, "silent", False)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowrl.assign import assign
+from flowrl.assign import assign, reward_shares
 from flowrl.part import part
 from flowrl.randomness import generator
 from flowrl.recipes.visual.steps import flow_grpo
@@ -107,3 +107,12 @@ def test_a_function_of_ones_own_that_returns_another_shape_is_named():
     recipe = flow_grpo().but(credit=part(per_rollout))
     with pytest.raises(ValueError, match=r"credit: per_rollout returned \[32\], expected \[N, T\] = \[32, 10\]"):
         ask(recipe, table(recipe))
+
+
+def test_the_share_of_a_reward_is_its_weighted_variance_within_groups():
+    """C11: by hand: 2 * +-1 and +-2 around their groups' means, whatever those are; signs of weights do not matter."""
+    reward = torch.tensor([[1.0, 14], [3, 10], [101, 0], [103, 4]])
+    group, weight = torch.tensor([0, 0, 1, 1]), torch.tensor([2.0, -1.0])
+    assert reward_shares(reward, weight, group).tolist() == [0.5, 0.5]
+    assert reward_shares(reward, torch.tensor([6.0, 1.0]), group).tolist() == pytest.approx([0.9, 0.1])
+    assert reward_shares(torch.ones(4, 2), weight, group).tolist() == [0, 0]

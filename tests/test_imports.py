@@ -94,6 +94,9 @@ def door_faults(module, imports):
         "accelerate": inside(module, ["flowrl.run"]),
         "torch.distributed": inside(module, ["flowrl.run"]),
         "PIL": inside(module, ["rewards"]),
+        "wandb": inside(module, ["flowrl.run.trackers"]),
+        "tensorboard": inside(module, ["flowrl.run.trackers"]),
+        "torch.utils.tensorboard": inside(module, ["flowrl.run.trackers"]),
     }
     faults = [name for name in imports for door, open_here in doors.items() if inside(name, [door]) and not open_here]
     light = rule_for(module, FOREIGN)
@@ -146,6 +149,8 @@ def test_a_wrong_direction_is_seen(module, imported):
         ("flowrl.visual.toy", "PIL.Image"),
         ("samplers.kernels", "numpy"),
         ("flowrl.recipe", "torch"),
+        ("flowrl.run.train", "wandb"),
+        ("flowrl.run.metrics", "torch.utils.tensorboard.SummaryWriter"),
     ],
 )
 def test_a_foreign_library_at_the_wrong_door_is_seen(module, imported):

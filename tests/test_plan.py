@@ -57,6 +57,35 @@ def test_shared_noise_is_one_call_at_the_first_step():
     assert n.train_edges == 12 * int(0.6 * 15)
 
 
+def test_several_optimizer_steps_are_counted_over_all_prompts():
+    """C17: whole groups need as many prompts as updates, and leaves of all prompts are shared out."""
+    recipe = changed(find("dgpo")(), {"update": "minibatches", "update.count": 2, "update.whole_groups": True}).check()
+    n, sigmas = plan.count(recipe, schedules.linear(10), prompts=2), schedules.linear(10)
+    assert (n.optimizer_steps, n.leaves, n.rollout_calls, n.train_calls) == (2, 32, 320, 2 * 16 * 4)
+    with pytest.raises(ValueError, match="2 minibatches of 1 groups"):
+        plan.count(recipe, sigmas, prompts=1)
+    small = {"rollout.roots": 2, "update": "minibatches", "update.count": 3, "update.epochs": 2}
+    n = plan.count(changed(find("flow_grpo")(), small).check(), sigmas, prompts=2)
+    assert (n.optimizer_steps, n.train_edges) == (6, 2 * 2 * 2 * 9)
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "branch_grpo", "diffusion_dpo"])
+def test_prompts_multiply_what_one_costs(name):
+    recipe = find(name)().check()
+    one, three = (plan.count(recipe, schedules.linear(recipe.rollout.steps), prompts=n) for n in (1, 3))
+    for field in (
+        "leaves",
+        "states",
+        "states_stored",
+        "edges",
+        "rollout_calls",
+        "train_calls",
+        "forwards",
+        "backwards",
+    ):
+        assert getattr(three, field) == 3 * getattr(one, field), field
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [

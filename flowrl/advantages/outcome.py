@@ -85,6 +85,9 @@ def gdpo(reward: Reward, reward_weight: RewardWeight, group: Group, *, ddof: int
     return total / (group_std(total, torch.zeros_like(group), ddof=ddof) + eps)
 
 
+gdpo.scales_each = True  # each reward is brought to one scale before they are summed
+
+
 def raw(reward: Reward, reward_weight: RewardWeight) -> Advantage:
     """The weighted reward itself, for tree credit that compares edges instead of leaves.
 

@@ -1,6 +1,6 @@
 """What a run directory tells: how it begins, the pictures of an evaluation, the last words."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -42,15 +42,16 @@ def _name_pictures(prepared, directory):
 def overview(prepared: Prepared) -> Iterator[str]:
     """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
     run, recipe = prepared.run, prepared.recipe
-    one = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), seed=run.seed)
     groups = run.budget.prompts_per_update
+    n = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), prompts=groups, seed=run.seed)
     changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
     trained = sum(p.numel() for _, p in prepared.policy.trainable())
     yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
     yield (
-        f"an update: {groups} prompts x {one.leaves} leaves = {groups * one.leaves} pictures scored, "
-        f"{groups * one.rollout_calls:,} network rows to draw them, {groups * one.train_calls:,} to train "
-        f"{groups * one.train_edges:,} decisions, 1 optimizer step; {prepared.processes.count} process(es)"
+        f"an update: {groups} prompts x {n.leaves // groups} leaves = {n.leaves} pictures scored, "
+        f"{n.rollout_calls:,} network rows to draw them, {n.train_calls:,} to train "
+        f"{n.train_edges:,} decisions, {n.optimizer_steps} optimizer step(s); "
+        f"{prepared.processes.count} process(es)"
     )
 
 
@@ -60,26 +61,9 @@ def headline(log: Mapping[str, object]) -> dict[str, float | int]:
     return {name: x for name, x in shown.items() if name != "reward/invalid" or x}
 
 
-def warn_of_equal_groups(lines: Sequence[Mapping], log: Mapping, progress: Progress, *, window: int = 10) -> None:
-    """Say it once, when for `window` updates more than half of the groups taught nothing."""
-    shares = [float(line["group/zero_spread"]) for line in [*lines[1:], log]]
-    recent, before = shares[-window:], shares[-window - 1 : -1]
-    if len(recent) == window and sum(recent) > window / 2 and not (len(before) == window and sum(before) > window / 2):
-        progress.say(
-            f"warning: {sum(recent) / window:.0%} of the groups of the last {window} updates had equal rewards and "
-            "taught nothing. Raise rollout.roots or use a denser reward."
-        )
-
-
-def warn_of_grain(lines: Sequence[Mapping], log: Mapping, progress: Progress) -> None:
-    """C97: say it once, when the pictures hold more than twice the high frequencies of the first evaluation."""
-    name = "eval/image/high_frequency"
-    first, *earlier = [float(line[name]) for line in [*lines, log] if name in line]
-    if earlier and earlier[-1] > 2 * first and not any(share > 2 * first for share in earlier[:-1]):
-        progress.say(
-            f"warning: the pictures turn grainy: {name} is {earlier[-1]:.3g}, at first {first:.3g}. Remedies: "
-            "a KL or velocity penalty, a lower learning rate, averaged weights, a second reward."
-        )
+def pictures(directory: Path, update: int) -> Path:
+    """Where the grid of an evaluation lies."""
+    return directory / "samples" / f"{update:06d}.png"
 
 
 def save_pictures(pictures: Tensor, path: Path) -> None:
@@ -90,8 +74,8 @@ def save_pictures(pictures: Tensor, path: Path) -> None:
 
 def finish(prepared: Prepared, directory: Path, progress: Progress, first: Mapping, last: Mapping) -> None:
     """Say what changed and where everything lies."""
-    pictures = [directory / "samples" / f"{line['iteration']:06d}.png" for line in (first, last)]
-    media.before_after(*pictures, directory / "before_after.png")
+    grids = [pictures(directory, line["iteration"]) for line in (first, last)]
+    media.before_after(*grids, directory / "before_after.png")
     progress.say(f"{'':<34}{'before':>9}{'after':>9}{'change':>9}")
     for name in (n for n in first if n.startswith("eval/") and n != "eval/invalid" and n in last):
         tags = prepared.run.data.tags

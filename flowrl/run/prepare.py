@@ -13,7 +13,7 @@ from flowrl.explain import explain
 from flowrl.part import nearest, part
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.recipes import catalogue, find
-from flowrl.run import files, prompts
+from flowrl.run import files, prompts, trackers
 from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
@@ -83,8 +83,9 @@ def prepare(
     resume:    go on with the run that lies in the directory `output`
     """
     check_launcher()
+    trackers.check(run.log.trackers)
     recipe = recipe.check() if recipe else run.build_recipe()
-    plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed)
+    plan.count(recipe, schedules.linear(recipe.rollout.steps), prompts=run.budget.prompts_per_update, seed=run.seed)
     if not resume:
         files.check_output(Path(run.output))
     *held, warnings = read_prompts(run, texts)

@@ -1,7 +1,7 @@
 """Going on with a run: what has to be as it was, and what may change.
 
-Free: budget.updates, evaluation.*, checkpoint.*, processes.*, profile, and where model and data lie (not what they
-hold).  Other batch sizes are accepted with a warning, because sums in another order round otherwise.  All else is
+Free: budget.updates, evaluation.*, checkpoint.*, processes.*, log.*, profile, and where model and data lie (not what
+they hold).  Other batch sizes are accepted with a warning, because sums in another order round otherwise.  All else is
 refused, and so is another budget.updates where the learning rate follows a schedule over it.
 """
 
@@ -15,7 +15,7 @@ from flowrl.run import checkpoint, config, fingerprint
 from flowrl.run.checkpoint import Found
 from flowrl.run.settings import Run
 
-FREE = ("budget.updates", "evaluation.", "checkpoint.", "processes.", "profile", "output")
+FREE = ("budget.updates", "evaluation.", "checkpoint.", "processes.", "log.", "profile", "output")
 FREE += ("model.path", "data.train", "data.test")
 ROUNDED = ("budget.batch_size", "budget.micro_batch")
 

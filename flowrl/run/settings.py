@@ -95,6 +95,19 @@ class Checkpoint(Section):
     best: str | None = None  # eval/NAME, higher is better; default: the weighted total of the evaluation's rewards
 
 
+class Log(Section):
+    """Where the log goes besides metrics.jsonl and samples/; needs the extra `track`."""
+
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # wandb stays offline unless WANDB_MODE says otherwise
+
+    @field_validator("trackers")
+    @classmethod
+    def _each_once(cls, trackers):
+        if len(set(trackers)) < len(trackers):
+            raise ValueError("names a tracker twice")
+        return trackers
+
+
 class Together(Section):
     """Of several processes; how many there are, the launcher says."""
 
@@ -113,6 +126,7 @@ class Run(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     processes: Together = Together()
+    log: Log = Log()
     output: str
     seed: int = 0
     profile: bool = False  # log the share of time per part

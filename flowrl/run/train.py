@@ -16,7 +16,9 @@ from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.peers import PeerLost
 from flowrl.run.prepare import Prepared, evaluation_settings
 from flowrl.run.sharding import whole
+from flowrl.run.signs import Signs
 from flowrl.run.stopping import Stopped, Stopping
+from flowrl.run.trackers import Trackers
 from flowrl.run.update import snapshots, update, watched
 from flowrl.visual.policy import uncounted
 
@@ -55,6 +57,8 @@ def train(prepared: Prepared) -> Result:
             if stopping.signal is None or (alone and not isinstance(fault, Stopped)):
                 raise
             raise training.stopped(together=isinstance(fault, Stopped)) from None
+        finally:
+            training.trackers.close()
     return Result(prepared.policy.pipe, training.metrics.lines, training.directory)
 
 
@@ -106,8 +110,9 @@ class Training:
             directory.start(prepared, self.directory)
         prepared.processes.wait()
         self.metrics = Metrics(self.directory / "metrics.jsonl" if prepared.processes.main else None, lines)
+        self.signs = Signs(prepared.recipe, self.metrics.lines)
         for line in prepared.warnings:
-            self.progress.say(f"warning: {line}")
+            self.warn(line)
         for name, rule in snapshots(prepared).items():
             prepared.policy.snapshot(name, rule, 0)
         folder, kept = self.directory / "checkpoints", prepared.run.checkpoint.keep
@@ -116,6 +121,9 @@ class Training:
             self.progress.say(line)
         if found:
             self._restore(found)
+        names = prepared.run.log.trackers if prepared.processes.main else ()
+        settings = prepared.run.model_dump(mode="json")
+        self.trackers = Trackers(names, self.directory, settings, len(self.metrics.lines), self.warn)
 
     def _read(self, found):
         """Where the checkpoint stands; the lines of the log that lead there."""
@@ -143,6 +151,9 @@ class Training:
             f"{self.prepared.learner.updates}{averaged}{snapshots}{others}"
         )
 
+    def warn(self, text: str) -> None:
+        self.progress.say(f"warning: {text}")
+
     @property
     def over(self) -> bool:
         """Whether patience has come to its end."""
@@ -155,11 +166,10 @@ class Training:
         log = update(self.prepared, done - 1, self.clock)
         log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - self.began} | log
         if "nonfinite_parameter" in log:
-            self.progress.say(
-                f"warning: update {done} is skipped, the gradient of {log['nonfinite_parameter']} is not finite; "
+            self.warn(
+                f"update {done} is skipped, the gradient of {log['nonfinite_parameter']} is not finite; "
                 f"prompts: {'; '.join(log['nonfinite_prompts'])}"
             )
-        directory.warn_of_equal_groups(self.metrics.lines, log, self.progress)
         self.progress.update(done, directory.headline(log))
         self.standing.update = done
         return log
@@ -171,9 +181,12 @@ class Training:
         done, every = standing.update, run.evaluation.every
         if done in (0, run.budget.updates) or (every and done % every == 0):
             log = {**log, **_evaluate(self.prepared, self.directory, done, self.progress)}
-            directory.warn_of_grain(self.metrics.lines, log, self.progress)
             best = self._judge(log)
+        for text in self.signs.new(self.metrics.lines, log):
+            self.warn(text)
         self.metrics.write(log)
+        grid = directory.pictures(self.directory, done)
+        self.trackers.log(self.metrics.lines[-1], grid if "evaluation" in log else None)
         standing.pending = None
         asked = self.prepared.processes.largest(float(self.stopping.wanted)) > 0
         if best or asked or self.over or done == run.budget.updates or done % run.checkpoint.every == 0:
@@ -272,7 +285,7 @@ def _evaluate(prepared, folder, done, progress):
         if processes.main:
             files.replace_folder(folder / policy.folder, partial(policy.save, weights=weights))
     if processes.main:
-        directory.save_pictures(pictures, folder / "samples" / f"{done:06d}.png")
+        directory.save_pictures(pictures, directory.pictures(folder, done))
     means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}
     description = described(settings, pictures, "averaged" if prepared.ema else "current")
     progress.say(

@@ -15,6 +15,7 @@ from flowrl.visual.policy import Example
 
 TERMS = ("objective/", "penalty/")  # of the loss; each process logs its share
 SHARES = (*TERMS, "ratio/distance", "ratio/clipped")  # what else sums over processes, weighted as the loss is
+LARGEST = ("ratio/deviation", "snapshot/")  # the same names on every process
 AVERAGED = "ema"  # the snapshot that optimizer.ema asks for
 
 
@@ -77,9 +78,8 @@ def _over_processes(prepared, log, before):
     additive = counts | {name: x for name, x in log.items() if name.startswith(SHARES)}
     log |= dict(zip(additive, processes.sum(list(map(float, additive.values()))), strict=True))
     log |= {name: int(log[name]) for name in counts}
-    for name in ("ratio/deviation", "snapshot/old_distance"):
-        if name in log:
-            log[name] = processes.largest(log[name])
+    for name in (name for name in log if name.startswith(LARGEST)):
+        log[name] = processes.largest(log[name])
     return log
 
 

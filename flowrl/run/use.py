@@ -28,20 +28,21 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     grid = schedules.linear(recipe.rollout.steps)
     plans.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
     read_prompts(run)
-    counts = asdict(plans.count(recipe, grid, seed=run.seed))
     prompts, updates = run.budget.prompts_per_update, run.budget.updates
+    counts = asdict(plans.count(recipe, grid, prompts=prompts, seed=run.seed))
     table = {
         name: {
-            "per_prompt": counts[name],
-            "per_update": counts[name] * prompts,
-            "total": counts[name] * prompts * updates,
+            "per_prompt": round(counts[name] / prompts),
+            "per_update": counts[name],
+            "total": counts[name] * updates,
         }
         for name in counts
     }
     lora = (run.model.lora or Lora()) if run.model.train == "lora" else None
     targets = (lora.targets or sd3.TARGETS) if lora else ()
     trainable = sd3.count_trainable(resolve(run.model.path), rank=lora.rank if lora else 0, targets=targets)
-    table["optimizer_steps"] = {"per_prompt": 1, "per_update": 1, "total": updates}
+    steps = counts["optimizer_steps"]  # each sees all prompts
+    table["optimizer_steps"] = {"per_prompt": steps, "per_update": steps, "total": steps * updates}
     table["trainable_parameters"] = dict.fromkeys(("per_prompt", "per_update", "total"), trainable)
     return table
 

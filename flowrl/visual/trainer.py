@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flowrl import randomness
-from flowrl.assign import Assigned, assign
+from flowrl import randomness, vocabulary
+from flowrl.assign import Assigned, assign, reward_shares
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
 from flowrl.visual.evaluate import evaluate
@@ -79,7 +79,7 @@ def learn(
             with policy.at(recipe.rollout.drawn_by(iteration)):
                 views["drawn"] = _record(policy, recipe, views, assigned.weights, learner)
     learner.begin(iteration, restorable=min(assigned.kept) < 1)
-    watch, logs, calls = _Watch(), [], 0
+    watch, logs, calls = _Watch(recipe), [], 0
     for number, (weight, kept) in enumerate(zip(assigned.weights, assigned.kept, strict=True)):
         if kept < 1:
             learner.go_back(kept)
@@ -87,14 +87,14 @@ def learn(
         if recipe.skips_zero_advantage:
             points = points.where((points.columns["advantage"] != 0).any(1))
         fresh = on_policy and number == 0
-        logs.append(train_step(recipe, points, watch(policy, recipe, tree.sigmas, fresh), learner, ranks.place))
+        logs.append(train_step(recipe, points, watch(policy, tree.sigmas, fresh), learner, ranks.place))
         calls += points.calls
     log = {
         name: _mean([one[name] for one in logs if name in one])
         for name in dict.fromkeys(n for one in logs for n in one)
     }
     log |= {"train_calls": calls, "optimizer_steps": len(logs), "on_policy": on_policy and len(logs) == 1}
-    return log | watch.log(recipe)
+    return log | watch.log()
 
 
 def _mean(values):
@@ -181,7 +181,7 @@ def _record(policy, recipe, views, weights, learner) -> Drawn:
     """What the policy in force says of every picture that is trained, at its own levels: elbo_old."""
     drawn, trained = views["drawn"], torch.stack(weights).sum(0)
     found = torch.zeros_like(drawn.sigma).flatten()
-    evaluated = _Watch()(policy, recipe, views["tree"].sigmas, on_policy=False)
+    evaluated = _Watch(recipe)(policy, views["tree"].sigmas, on_policy=False)
     for rows in learner.micro_batches(recipe.points(**views, weight=trained)):
         q = evaluated(rows, {"elbo"}, gradient=False)
         if not is_spare(rows):
@@ -213,30 +213,39 @@ def _assign(recipe, tree, noisy, table, ranks, seed, iteration):
     for name, column in zip(table.names, reward.T if valid.any() else (), strict=bool(valid.any())):
         log[f"reward/{name}"] = float(column[valid].mean())
         log[f"reward_std/{name}"] = float(column[valid].std(unbiased=False))
+    if len(table.names) > 1 and valid.any():
+        shares = reward_shares(reward[valid], table.weight, group[valid])
+        log |= {f"reward_share/{name}": share for name, share in zip(table.names, shares.tolist(), strict=True)}
     return Assigned(found.advantage[rows], tuple(w[rows] for w in found.weights), found.kept, log)
 
 
 class _Watch:
-    """Looks at what an update evaluates: how far recorded and recomputed log-probs, old and new policy are apart."""
+    """Looks at what an update evaluates: how far recorded and recomputed log-probs, and the policies, are apart."""
 
-    def __init__(self):
-        self._seen, self._apart = [], []
+    def __init__(self, recipe):
+        needs = sorted(vocabulary.split(name)[::-1] for name in recipe.needs - recipe.recorded)
+        self._compared = {suffix: quantity for suffix, quantity in needs if suffix}  # the last: velocity, if asked for
+        self._recipe, self._seen, self._apart = recipe, [], {suffix: [] for suffix in self._compared}
 
-    def __call__(self, policy, recipe, sigmas, on_policy):
+    def __call__(self, policy, sigmas, on_policy):
         def evaluated(rows, names, gradient=True):
             with uncounted(policy) if is_spare(rows) else nullcontext():
-                q = evaluate(policy, rows, names, recipe, sigmas, on_policy=on_policy, gradient=gradient)
+                q = evaluate(policy, rows, names, self._recipe, sigmas, on_policy=on_policy, gradient=gradient)
             if on_policy and "log_prob" in q and "log_prob_recorded" in q:
                 self._seen.append((q["log_prob"].detach() - q["log_prob_recorded"]).exp().sub(1).abs().max())
-            if "velocity_old" in q:
-                self._apart.append((q["velocity"].detach() - q["velocity_old"]).abs().max())
+            for suffix, quantity in self._compared.items():
+                if quantity in q and f"{quantity}_{suffix}" in q:
+                    apart = q[quantity].detach() - q[f"{quantity}_{suffix}"]
+                    self._apart[suffix].append(apart.abs().max())
             return q
 
         return evaluated
 
-    def log(self, recipe) -> dict[str, float]:
-        """ratio/deviation: largest |ratio - 1| before training has moved; snapshot/old_distance: of velocities."""
+    def log(self) -> dict[str, float]:
+        """ratio/deviation: largest |ratio - 1| before training has moved; snapshot/NAME_distance: of what is compared.
+
+        That is the velocity, the mean of a step or the elbo, the largest difference anywhere.
+        """
         found = {"ratio/deviation": self._seen}
-        if "velocity_old" in recipe.needs:
-            found["snapshot/old_distance"] = self._apart
+        found |= {f"snapshot/{suffix}_distance": seen for suffix, seen in self._apart.items()}
         return {name: float(torch.stack(seen).max()) if seen else 0.0 for name, seen in found.items()}

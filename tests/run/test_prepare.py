@@ -162,7 +162,7 @@ def test_half_precision_on_a_cpu_that_was_picked_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(("prompts", "held_out", "said"), [(1, 3, "budget.prompts_per_update = 1"), (2, 1, "held-out")])
 def test_more_processes_than_prompts_are_refused(prepared, monkeypatch, prompts, held_out, said):
-    """Every process trains and evaluates whole prompts."""
+    """C14: every process trains and evaluates whole prompts."""
     processes = module.Processes
 
     def two(*given):

@@ -151,6 +151,19 @@ def test_a_longer_budget_goes_on_where_a_run_had_ended(prepared, whole):
     assert sorted(p.name for p in Path("parts/samples").glob("*.png")) == ["000000.png", "000003.png", "000006.png"]
 
 
+def test_the_leaves_of_every_minibatch_are_those_of_the_uninterrupted_run(prepared):
+    """C20: two updates per rollout, shuffled over the prompts: bit by bit."""
+    recipe = {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 4}
+    recipe |= {"update": "minibatches", "update.count": 2}
+    mixed = {**LORA, "recipe": recipe, "evaluation": {"every": 2, "prompts": 3}, "checkpoint": {"every": 2}}
+    for output, updates in (("whole", 4), ("parts", 2)):
+        train(prepared(**mixed | {"budget": {"updates": updates, "prompts_per_update": 2}}, output=output))
+    train(again("parts", "budget.updates=4"))
+    assert_same_run("whole", "parts")
+    assert [line["optimizer_steps"] for line in lines_of("parts")[1:]] == [2] * 4
+    assert all(line["ratio/distance"] > 0 for line in lines_of("parts")[1:])
+
+
 def test_fewer_updates_end_a_run_with_an_evaluation(prepared):
     """The log is that of a run which was to be so short from the start."""
     short = {**LORA, "budget": {"updates": 4, "prompts_per_update": 2}, "checkpoint": {"every": 1}}

@@ -8,7 +8,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
-from flowrl.run import use
+from flowrl.run import directory, use
 from flowrl.run.config import resolve
 
 
@@ -25,6 +25,19 @@ def test_a_plan_has_the_names_that_scripts_rely_on(command):
         assert table[name] == {"per_prompt": per_prompt, "per_update": 3 * per_prompt, "total": 15 * per_prompt}
     assert table["optimizer_steps"]["per_update"] == 1 and table["optimizer_steps"]["total"] == 5
     assert 3_300_000 < table["trainable_parameters"]["total"] < 3_700_000
+
+
+def test_the_optimizer_steps_of_several_updates_are_said_before_a_run_starts(command, run_file, prepared):
+    """C17: ten pictures of two prompts on four steps, in three shares."""
+    recipe = {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 5, "update": "minibatches", "update.count": 3}
+    table = json.loads(command("plan", run_file(recipe=recipe), "--json").out)
+    assert table["optimizer_steps"] == {"per_prompt": 3, "per_update": 3, "total": 6}
+    assert (table["train_calls"]["per_prompt"], table["train_calls"]["per_update"]) == (15, 30)
+    *_, line = directory.overview(prepared(recipe=recipe))
+    assert line == (
+        "an update: 2 prompts x 5 leaves = 10 pictures scored, 40 network rows to draw them, 30 to train 30 decisions, "
+        "3 optimizer step(s); 1 process(es)"
+    )
 
 
 @pytest.mark.parametrize("key", ["flow_grpo", "flow_grpo_fast", "flow_cps", "dance_grpo", "branch_grpo"])

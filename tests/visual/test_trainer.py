@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from flowrl import randomness
+from flowrl.part import part
+from flowrl.recipe import copied
+from flowrl.recipes.visual.forward import awm, dgpo, v_grpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast
 from flowrl.recipes.visual.trees import branch_grpo
+from flowrl.updates import minibatches
 from flowrl.visual.policy import Example
 from flowrl.visual.ranks import Ranks
 from flowrl.visual.trainer import noisy_steps, roll_out
@@ -134,7 +138,7 @@ def test_the_slices_of_all_ranks_make_up_the_whole(count, shares):
 
 
 class Thread:
-    """Two ranks as two threads that meet to exchange rows, in place of two processes."""
+    """Ranks as threads that meet to exchange rows, in place of processes."""
 
     def __init__(self, count):
         self.meet, self.rows = threading.Barrier(count), [None] * count
@@ -152,16 +156,16 @@ class Thread:
             gradient.copy_(sum(shares))
 
 
-@pytest.mark.parametrize("examples", [4, 3])
-def test_two_ranks_give_the_gradient_of_one(toy, loop, recipe, examples):
-    """Ragged shares too: the table is global, only latents stay local."""
+@pytest.mark.parametrize(("count", "examples"), [(2, 4), (2, 3), (3, 4)])
+def test_several_ranks_give_the_gradient_of_one(toy, loop, recipe, count, examples):
+    """C14, C18: ragged shares too: the table is global, only latents stay local."""
     chosen = loop.examples[:examples]
     whole, log = loop.gradient(toy(recipe, torch.float64), recipe, 10_000, examples=chosen)
-    thread, found = Thread(2), [None, None]
+    thread, found = Thread(count), [None] * count
 
     def run(index):
         policy, seen = toy(recipe, torch.float64), []
-        ranks = Ranks(index, 2, lambda rows: torch.cat(thread.exchange(index, rows)))
+        ranks = Ranks(index, count, lambda rows: torch.cat(thread.exchange(index, rows)))
 
         def reduce(gradients):
             thread.sum_into(index, gradients)
@@ -171,7 +175,7 @@ def test_two_ranks_give_the_gradient_of_one(toy, loop, recipe, examples):
         their_log = loop.update(policy, recipe, learner, examples=chosen, ranks=ranks)
         found[index] = torch.cat([g.flatten() for g in seen]), their_log
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
     for one in threads:
         one.start()
     for one in threads:
@@ -179,6 +183,37 @@ def test_two_ranks_give_the_gradient_of_one(toy, loop, recipe, examples):
     for gradient, their_log in found:
         assert (gradient - whole).norm() <= 1e-10 * whole.norm() and whole.norm() > 0
         assert their_log["reward/red"] == pytest.approx(log["reward/red"], rel=1e-12)
+
+
+def test_a_group_is_cut_into_micro_batches_of_any_size(toy, loop):
+    """C14: two groups of twelve, one row at a time or twelve: 24 pictures, 24 x 9 decisions, the same gradient."""
+    recipe, found = flow_grpo().but(rollout={"roots": 12}), []
+    for size in (1, 12):
+        policy, seen = toy(recipe), []
+
+        def score(images, examples, group, seen=seen):
+            seen.append(len(images))
+            return loop.score(images, examples, group)
+
+        found.append(loop.gradient(policy, recipe, size, examples=loop.examples[:2], score=score)[0])
+        assert seen == [24] and policy.backwards == 24 * 9
+    assert (found[0] - found[1]).norm() <= 1e-6 * found[1].norm() and found[1].norm() > 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_remainder_of_micro_batches_is_no_update_of_its_own(toy, loop, count):
+    """C17: ten pictures in fours: as many optimizer steps as were asked for, all pictures of equal weight."""
+    recipe = flow_grpo().but(rollout={"roots": 5}, update=part(minibatches, count=count)).check()
+    policy, weights, steps = toy(recipe), [], []
+    learner = loop.learner(policy, micro_batch=4)
+    split, step = learner.micro_batches, learner.step
+    learner.micro_batches = lambda points: weights.append(points.columns["weight"]) or split(points)
+    learner.step = lambda: steps.append(learner.updates) or step()
+    log = loop.update(policy, recipe, learner, examples=loop.examples[:2])
+    assert len(steps) == count == log["optimizer_steps"] and log["on_policy"] is (count == 1)
+    assert sorted(len(rows) for rows in weights) == ([90] if count == 1 else [27, 27, 36])
+    for rows in weights:
+        torch.testing.assert_close(rows, torch.full_like(rows, 1 / len(rows)))
 
 
 def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
@@ -237,6 +272,19 @@ def test_a_policy_that_differs_from_the_one_that_drew_is_noticed(toy, loop):
 
     policy.decode = decode
     assert loop.update(policy, recipe, loop.learner(policy))["ratio/deviation"] > 1e-3
+
+
+def test_how_far_every_snapshot_is_from_the_policy_is_logged(toy, loop):
+    """C64: 0 in the first update, where all are copies; a reference refreshed every two updates is 0 in the third."""
+    refreshed = dgpo().but(rollout={"roots": 4}, snapshots={"ref": copied(every=2)})
+    for recipe, names in ((refreshed, {"ref"}), (awm(), {"ref", "anchor"}), (flow_grpo(), {"ref"}), (v_grpo(), set())):
+        policy = toy(recipe)
+        learner = loop.learner(policy)
+        logs = [loop.update(policy, recipe, learner, i, examples=loop.examples[:2]) for i in range(3)]
+        for log in logs:
+            assert {name for name in log if name.startswith("snapshot/")} == {f"snapshot/{n}_distance" for n in names}
+        for name in (f"snapshot/{n}_distance" for n in names):
+            assert logs[0][name] == 0 < logs[1][name] and (logs[2][name] == 0) == (recipe is refreshed)
 
 
 def test_memory_does_not_grow_from_update_to_update(toy, loop):
