@@ -40,10 +40,14 @@ def test_a_function_of_ones_own_is_found_by_its_address():
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("rollout.kernel", "cps dance_sde flow_sde ode"),
+        ("rollout.kernel", "cps dance_sde ddim ddim_sde flow_sde growing_sde ode sage"),
         ("rollout.density", "gaussian squared_error"),
-        ("rollout.noisy", "all_but_last random_window window"),
-        ("rollout.noise", "correlated independent"),
+        (
+            "rollout.noisy",
+            "all_but_last decaying exp_decaying geometric_window listed progressive random_window single window "
+            "window_and_forks",
+        ),
+        ("rollout.noise", "correlated independent scaled"),
         ("rollout.solver", "dpm_solver"),
         ("noising.times", "discrete logit_normal stratified uniform"),
         ("noising.elbo", "generalized_huber huber self_normalised weighted"),
@@ -120,7 +124,7 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
         ({"credit": "flowrl.nowhere:f"}, ["recipe.credit = 'flowrl.nowhere:f'", "cannot import 'flowrl.nowhere'"]),
         ({"credit": "flowrl.groups:f"}, ["'flowrl.groups' has no function 'f'"]),
         ({"credit": "flowrl.objectives.clipped:ppo_clip"}, ["credit: ppo_clip asks for 'ratio'"]),
-        ({"rollout__kernel": "_reverse_sde"}, ["no such function", "dance_sde, flow_sde, ode"]),
+        ({"rollout__kernel": "_reverse_sde"}, ["no such function", "dance_sde, ddim"]),
     ],
 )
 def test_a_change_that_cannot_be_made_is_one_line(changes, said):

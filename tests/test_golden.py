@@ -40,6 +40,36 @@ def test_a_transition_has_the_mean_std_and_log_prob_of_the_reference(row):
     torch.testing.assert_close(log_prob, torch.tensor(row["log_prob"]), **CLOSE)
 
 
+@pytest.mark.parametrize("row", GOLDEN["ddim"], ids=lambda t: f"alpha-{t['alpha']:.4f}")
+def test_a_ddim_step_is_that_of_the_reference_through_a_change_of_variables(row):
+    """Latents divided by sqrt(a) + sqrt(1 - a); a density of n dims then divides by it, too."""
+    a, b = (torch.tensor(row[name]) for name in ("alpha", "alpha_next"))
+    scale, scale_next = (x.sqrt() + (1 - x).sqrt() for x in (a, b))
+    sigma, sigma_next = (1 - a).sqrt() / scale, (1 - b).sqrt() / scale_next
+    latents, noise, next_latents = (
+        torch.tensor(row[name]).reshape(2, -1) for name in ("latents", "noise", "next_latents")
+    )
+    x0 = (latents - (1 - a).sqrt() * noise) / a.sqrt()
+    ours, std = kernels.ddim(latents / scale, noise - x0, sigma, sigma_next, eta=row["eta"])
+    torch.testing.assert_close(ours * scale_next, torch.tensor(row["mean"]).reshape(2, -1), **CLOSE)
+    torch.testing.assert_close(std * scale_next, torch.tensor(row["std"]), **CLOSE)
+    log_prob = density.gaussian(next_latents / scale_next, ours, std) - scale_next.log()
+    torch.testing.assert_close(log_prob, torch.tensor(row["log_prob"]), **CLOSE)
+
+
+def test_a_ddim_step_gives_the_hand_worked_numbers():
+    """a = .5 -> .6, x = .3, predicted noise .2, eta 1."""
+    scale, scale_next = (math.sqrt(a) + math.sqrt(1 - a) for a in (0.5, 0.6))
+    x0 = (0.3 - math.sqrt(0.5) * 0.2) / math.sqrt(0.5)
+    assert x0 == pytest.approx(0.22426407, abs=6e-9)
+    at = (numbers(math.sqrt(0.5) / scale)[0], numbers(math.sqrt(0.4) / scale_next)[0])
+    mean, std = kernels.ddim(numbers(0.3)[None] / scale, numbers(0.2 - x0)[None], *at)
+    assert (mean * scale_next).item() == pytest.approx(0.27699376, abs=6e-9)
+    assert (std * scale_next).item() == pytest.approx(0.36514837, abs=6e-9)
+    log_prob = density.gaussian(numbers(0.42)[None] / scale_next, mean, std) - math.log(scale_next)
+    assert log_prob.item() == pytest.approx(0.01182253, abs=6e-9)
+
+
 def golden_edges(parents):
     """The table [leaves, depths] of a tree given as parents[depth][node], with an id of its own for every edge."""
     node, columns, first = torch.arange(len(parents[-1])), [], 0
