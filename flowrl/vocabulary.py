@@ -39,7 +39,9 @@ VOCABULARY = {
     "velocity": Quantity("[B, K, *L]", "noise - x0 as the network sees it, guidance included", of_policy=True),
     "mean": Quantity("[B, K, *L]", "mean of the Gaussian that the next latents are drawn from", of_policy=True),
     "std": Quantity("[B, K]", "its standard deviation, sqrt(dt) included; the same for all policies"),
-    "log_prob": Quantity("[B, K]", "images: nats per latent dimension; text: nats per token", of_policy=True),
+    "log_prob": Quantity(
+        "[B, K]; of the rollout [N, T]", "images: nats per latent dimension; text: nats per token", of_policy=True
+    ),
     "elbo": Quantity("[B, K]", "minus the flow-matching error: stands in for log_prob", of_policy=True),
     "ratio": Quantity("[B, K]", "current over old policy, after the recipe's `ratio`"),
     "iteration": Quantity("-", "number of the update, from 0; plans are pure functions of it"),

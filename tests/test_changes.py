@@ -52,7 +52,11 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("noising.times", "discrete logit_normal stratified uniform"),
         ("noising.elbo", "generalized_huber huber self_normalised weighted"),
         ("advantage", "best_and_worst best_of_group gdpo grpo grpo_soft raw reward_itself rloo"),
-        ("credit", "broadcast tree_depthwise tree_value"),
+        (
+            "credit",
+            "broadcast edge_softmax path_softmax tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path "
+            "tree_value",
+        ),
         ("select", "drawn everything preferred random_steps"),
         ("update", "minibatches once reposition"),
         ("weight", "edge_mean token_mean"),

@@ -93,12 +93,16 @@ def test_credit_is_0_where_everyone_earned_0_and_ignores_the_order_of_rows(publi
     """Leaves that share a transition get the same credit for it."""
     if "advantage" not in inspect.signature(public).parameters:
         return
-    advantage = draw(LEAVES)
-    credit = ask(public, advantage=advantage, edge=LAYOUT.edge, group=GROUP)
+    table = {"advantage": draw(LEAVES), "edge": LAYOUT.edge, "group": GROUP}
+    table["log_prob_old"] = draw(len(LAYOUT.source), seed=5)[LAYOUT.edge]
+    credit = ask(public, **table)
     assert credit.shape == LAYOUT.edge.shape and bool(credit.any())
-    assert not ask(public, advantage=advantage * 0, edge=LAYOUT.edge, group=GROUP).any()
+    for one, other in zip(*torch.triu_indices(LEAVES, LEAVES, 1).tolist(), strict=True):
+        same = LAYOUT.edge[one] == LAYOUT.edge[other]
+        assert torch.equal(credit[one][same], credit[other][same]) or public.__name__ == "broadcast"
+    assert not ask(public, **table | {"advantage": table["advantage"] * 0}).any()
     order = torch.randperm(LEAVES, generator=torch.Generator().manual_seed(0))
-    mixed = ask(public, advantage=advantage[order], edge=LAYOUT.edge[order], group=GROUP[order])
+    mixed = ask(public, **{name: rows[order] for name, rows in table.items()})
     torch.testing.assert_close(mixed, credit[order], atol=1e-9, rtol=0)
 
 

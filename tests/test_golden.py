@@ -93,6 +93,24 @@ def test_the_mean_fusion_tree_has_the_rewards_and_advantages_of_the_reference():
     torch.testing.assert_close(leaves.mean(), torch.tensor(golden["node_reward"][0][0]), **CLOSE)
 
 
+def test_the_weighted_tree_has_the_rewards_and_advantages_of_the_reference():
+    """Children weighed by the softmax of their edges' log-probs, level by level."""
+    golden = GOLDEN["weighted_tree"]
+    edge, leaves = golden_edges(golden["parents"]), torch.tensor(golden["leaf_reward"])
+    levels = list(zip(edge.T, golden["edge_log_prob"], strict=True))
+    log_prob = torch.stack([torch.tensor(each)[ids - ids.min()] for ids, each in levels], dim=1)
+    above = torch.cat([edge.new_full((len(edge), 1), int(edge.max()) + 1), edge], dim=1)  # an edge to the root
+    nothing = log_prob.new_zeros(len(edge), 1)
+    value = tree.edge_softmax(leaves, above, torch.cat([nothing, log_prob], dim=1))
+    advantage = tree.tree_depthwise_by_edge(leaves, edge, torch.zeros(len(leaves), dtype=torch.long), log_prob)
+    torch.testing.assert_close(value[:, 0], torch.tensor(golden["node_reward"][0]).expand(len(leaves)), **CLOSE)
+    for depth, (ids, _) in enumerate(levels):
+        node = ids - ids.min()
+        torch.testing.assert_close(value[:, depth + 1], torch.tensor(golden["node_reward"][depth + 1])[node], **CLOSE)
+        expected = torch.tensor(golden["node_advantage"][depth + 1])[node]
+        torch.testing.assert_close(advantage[:, depth], expected, **CLOSE)
+
+
 @pytest.mark.parametrize("row", GOLDEN["group_advantages"], ids=lambda g: f"global_std={g['global_std']}")
 def test_group_advantages_are_those_of_the_reference(row):
     group = torch.tensor([sorted(set(row["prompts"])).index(p) for p in row["prompts"]])
@@ -242,3 +260,12 @@ def test_a_tree_of_two_splits_gives_the_hand_worked_advantages():
     first = math.sqrt(0.5)
     expected = torch.stack([numbers(-first, -first, first, first), numbers(-1.024695, -0.439155, 0.146385, 1.317465)])
     torch.testing.assert_close(ours, expected.T, atol=6e-7, rtol=0)
+
+
+def test_a_tree_of_two_splits_weighed_by_log_probs_has_the_hand_worked_values():
+    """Edge log-probs -1, -1.2 | -.9, -1.5; below the first depth there is one edge per leaf, so both fusions agree."""
+    edge, leaves = torch.tensor([[0, 2], [0, 3], [1, 4], [1, 5]]), numbers(0.1, 0.3, 0.5, 0.9)
+    log_prob = torch.stack([numbers(0, 0, 0, 0), numbers(-1, -1.2, -0.9, -1.5)], dim=1)
+    for fusion in (tree.edge_softmax, tree.path_softmax):
+        value = fusion(leaves, edge, log_prob)[:, 0]
+        torch.testing.assert_close(value, numbers(0.190033, 0.190033, 0.641737, 0.641737), atol=6e-7, rtol=0)
