@@ -51,11 +51,15 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("rollout.solver", "dpm_solver"),
         ("noising.times", "discrete logit_normal stratified uniform"),
         ("noising.elbo", "generalized_huber huber self_normalised weighted"),
-        ("advantage", "best_and_worst best_of_group gdpo grpo grpo_soft raw reward_itself rloo"),
+        (
+            "advantage",
+            "best_and_worst best_of_group dvao gd2po gdpo grpo grpo_per_noise grpo_soft per_reward raw reward_itself "
+            "rloo standardised",
+        ),
         (
             "credit",
-            "broadcast edge_softmax path_softmax tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path "
-            "tree_value",
+            "broadcast edge_softmax equalised gain noise_aware path_softmax per_dt per_slope siblings snr_aware "
+            "tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path tree_value",
         ),
         ("select", "drawn everything preferred random_steps"),
         ("update", "minibatches once reposition"),

@@ -20,8 +20,8 @@ def draw(*shape, seed=0):
 
 
 def ask(function, **quantities):
-    """Call by name: a function takes of the quantities what its signature asks for."""
-    return part(function)(**quantities)
+    """Call by name: a function takes of the quantities what its signature asks for; one noise per group."""
+    return part(function)(**{"root": quantities.get("group")} | quantities)
 
 
 def row_quantities(**changes):
@@ -40,7 +40,7 @@ LEAVES = len(LAYOUT.edge)
 REWARD, WEIGHT, GROUP = draw(LEAVES, 2).abs(), torch.tensor([1.0, 0.5]).double(), LAYOUT.leaf_root
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 def test_an_advantage_ignores_a_shift_of_all_rewards(public):
     ours = ask(public, reward=REWARD, reward_weight=WEIGHT, group=GROUP)
     shifted = ask(public, reward=REWARD + 3, reward_weight=WEIGHT, group=GROUP)
@@ -50,7 +50,7 @@ def test_an_advantage_ignores_a_shift_of_all_rewards(public):
         torch.testing.assert_close(shifted, ours, atol=1e-9, rtol=0)
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 def test_an_advantage_ignores_the_order_of_rows(public):
     """C07: also in ragged groups."""
     kept = torch.tensor([0, 1, 2, 5, 4, 8, 9, 10, 11])
@@ -60,7 +60,7 @@ def test_an_advantage_ignores_the_order_of_rows(public):
     torch.testing.assert_close(mixed, ours[order], atol=1e-12, rtol=0)
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -26.3, 1e4])
 def test_an_advantage_is_exactly_0_on_equal_rewards(public, value):
     """C01: bit for bit, in groups of 3, 4 and 1."""
@@ -74,7 +74,7 @@ def test_an_advantage_is_exactly_0_on_equal_rewards(public, value):
     assert bool((ours == expected).all())
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 def test_the_rewards_of_one_group_do_not_turn_another_groups_order(public):
     """C07: groups of 3 and 4.  What divides may be shared; who is better than whom may not."""
     group = torch.tensor([0, 1, 0, 1, 1, 0, 1])
@@ -88,21 +88,27 @@ def test_the_rewards_of_one_group_do_not_turn_another_groups_order(public):
     assert bool((ours.sign() == theirs.sign()).all())
 
 
-@pytest.mark.menu("flowrl.advantages.tree")
+@pytest.mark.menu("flowrl.advantages.tree", "flowrl.advantages.steps")
 def test_credit_is_0_where_everyone_earned_0_and_ignores_the_order_of_rows(public):
-    """Leaves that share a transition get the same credit for it."""
-    if "advantage" not in inspect.signature(public).parameters:
+    """Leaves that share a transition get the same credit for it, unless their outcome is copied to every step."""
+    asked = inspect.signature(public).parameters
+    earned = "advantage" if "advantage" in asked else "state_reward"
+    if earned not in asked:
         return
+    per_state = torch.cat([draw(3)[LAYOUT.leaf_root][:, None], draw(len(LAYOUT.source))[LAYOUT.edge]], dim=1)
+    schedule = {"sigmas": torch.linspace(1, 0, 5).double(), "stds": torch.rand(4).double() + 0.1}
+    schedule["slopes"] = -schedule["stds"].flip(0)
     table = {"advantage": draw(LEAVES), "edge": LAYOUT.edge, "group": GROUP}
-    table["log_prob_old"] = draw(len(LAYOUT.source), seed=5)[LAYOUT.edge]
-    credit = ask(public, **table)
+    table |= {"log_prob_old": draw(len(LAYOUT.source), seed=5)[LAYOUT.edge], "state_reward": per_state}
+    credit = ask(public, **table, **schedule)
     assert credit.shape == LAYOUT.edge.shape and bool(credit.any())
     for one, other in zip(*torch.triu_indices(LEAVES, LEAVES, 1).tolist(), strict=True):
         same = LAYOUT.edge[one] == LAYOUT.edge[other]
-        assert torch.equal(credit[one][same], credit[other][same]) or public.__name__ == "broadcast"
-    assert not ask(public, **table | {"advantage": table["advantage"] * 0}).any()
+        copied = public.__name__ == "broadcast" or public.__module__.endswith("steps")
+        assert torch.equal(credit[one][same], credit[other][same]) or (copied and earned == "advantage")
+    assert not ask(public, **table | schedule | {earned: table[earned] * 0}).any()
     order = torch.randperm(LEAVES, generator=torch.Generator().manual_seed(0))
-    mixed = ask(public, **{name: rows[order] for name, rows in table.items()})
+    mixed = ask(public, **{name: rows[order] for name, rows in table.items()}, **schedule)
     torch.testing.assert_close(mixed, credit[order], atol=1e-9, rtol=0)
 
 

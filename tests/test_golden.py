@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.advantages import outcome, tree
+from flowrl.advantages import many_rewards, outcome, steps, tree
 from flowrl.objectives import clipped, penalties
 from flowrl.part import part
 from samplers import density, kernels, schedules, solvers
@@ -219,8 +219,8 @@ def test_two_rewards_are_scaled_summed_and_whitened_as_by_hand():
     whitened = numbers(-1.421762, -0.157974, 0.157974, 1.421762, -1.206036, -0.706479, 0.706479, 1.206036)
     summed = sum(w * outcome.grpo(r[:, None], ONE, GROUP, eps=1e-6) for w, r in zip(weight, reward.T, strict=True))
     torch.testing.assert_close(summed, total, atol=1.5e-5, rtol=0)
-    torch.testing.assert_close(outcome.gdpo(reward, weight, GROUP, eps=1e-12), whitened, atol=1e-6, rtol=0)
-    torch.testing.assert_close(outcome.gdpo(reward, weight, GROUP), whitened, atol=5e-6, rtol=0)
+    torch.testing.assert_close(many_rewards.gdpo(reward, weight, GROUP, eps=1e-12), whitened, atol=1e-6, rtol=0)
+    torch.testing.assert_close(many_rewards.gdpo(reward, weight, GROUP), whitened, atol=5e-6, rtol=0)
 
 
 def test_the_clipped_surrogate_gives_the_hand_worked_losses():
@@ -269,3 +269,32 @@ def test_a_tree_of_two_splits_weighed_by_log_probs_has_the_hand_worked_values():
     for fusion in (tree.edge_softmax, tree.path_softmax):
         value = fusion(leaves, edge, log_prob)[:, 0]
         torch.testing.assert_close(value, numbers(0.190033, 0.190033, 0.641737, 0.641737), atol=6e-7, rtol=0)
+
+
+GRID = schedules.shifted(torch.linspace(1, 0, 11, dtype=torch.float64), shift=3.0)
+
+
+def on_the_grid(multiplier, **quantities):
+    """The multipliers of ten steps, all of them trainable: one more is put behind them."""
+    edge = torch.arange(11)[None]
+    extra = {name: torch.cat([x, x[-1:]]) for name, x in quantities.items()}
+    return part(multiplier)(advantage=numbers(1), edge=edge, **extra)[0, :10]
+
+
+def test_the_noise_aware_weights_are_the_published_ones():
+    """Shift 3, T = 10; the strength of the noise drops out."""
+    expected = numbers(1.66, 1.75, 1.26, 1.05, 0.92, 0.83, 0.76, 0.69, 0.61, 0.48)
+    for eta in (0.3, 0.7):
+        stds, _ = kernels.scales(part(kernels.flow_sde, eta=eta).bound, GRID)
+        weight = on_the_grid(steps.noise_aware, stds=stds)
+        torch.testing.assert_close(weight, expected, atol=5.1e-3, rtol=0)
+        assert weight.mean().item() == pytest.approx(1)
+
+
+def test_the_equalising_weights_are_the_published_ones():
+    """SAGE, eta .5: J and median(J) / J."""
+    stds, slopes = kernels.scales(kernels.sage, GRID)
+    size = numbers(0.046, 0.105, 0.159, 0.222, 0.300, 0.406, 0.560, 0.805, 1.271, 2.721)
+    torch.testing.assert_close(slopes.abs() / stds, size, atol=5.1e-4, rtol=0)
+    weight = numbers(7.73, 3.38, 2.22, 1.59, 1.18, 0.87, 0.63, 0.44, 0.28, 0.13)
+    torch.testing.assert_close(on_the_grid(steps.equalised, stds=stds, slopes=slopes), weight, atol=5.1e-3, rtol=0)
