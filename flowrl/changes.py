@@ -23,7 +23,10 @@ MENUS = {  # where a bare function name of a role is looked up, and what a funct
     "rollout.solver": (("samplers.solvers",), ("velocity",)),
     "noising.times": (("samplers.times",), ("draws",)),
     "noising.elbo": (("flowrl.objectives.elbos",), ("velocity",)),
-    "advantage": (("flowrl.advantages.outcome", "flowrl.advantages.many_rewards"), ("reward",)),
+    "advantage": (
+        ("flowrl.advantages.outcome", "flowrl.advantages.many_rewards", "flowrl.advantages.history"),
+        ("reward",),
+    ),
     "credit": (("flowrl.advantages.tree", "flowrl.advantages.steps"), ("advantage", "state_reward")),
     "select": (("flowrl.objectives.select",), ("noisy",)),
     "update": (("flowrl.updates",), ("group",)),

@@ -53,8 +53,8 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("noising.elbo", "generalized_huber huber self_normalised weighted"),
         (
             "advantage",
-            "best_and_worst best_of_group dvao gd2po gdpo grpo grpo_per_noise grpo_soft per_reward raw reward_itself "
-            "rloo standardised",
+            "against_expected against_history best_and_worst best_of_group cross_prompt dvao gd2po gdpo "
+            "group_and_global grpo grpo_per_noise grpo_soft per_reward raw reward_itself rloo standardised",
         ),
         (
             "credit",
