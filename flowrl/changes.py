@@ -33,7 +33,10 @@ MENUS = {  # where a bare function name of a role is looked up, and what a funct
     "weight": (("flowrl.objectives.weights",), ("mask",)),
     "points": (("flowrl.visual.points",), ("tree",)),
     "ratio": (("flowrl.objectives.ratios",), ("log_prob", "elbo")),
-    "objective": (("flowrl.objectives.clipped", "flowrl.objectives.forward"), ("ratio", "velocity", "elbo")),
+    "objective": (
+        ("flowrl.objectives.clipped", "flowrl.objectives.score", "flowrl.objectives.forward"),
+        ("ratio", "log_prob", "velocity", "elbo"),
+    ),
     "penalties": (("flowrl.objectives.penalties",), None),
     "decay": (("flowrl.decays",), ("refresh",)),
 }

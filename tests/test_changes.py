@@ -61,16 +61,21 @@ def test_a_function_of_ones_own_is_found_by_its_address():
             "broadcast edge_softmax equalised gain noise_aware path_softmax per_dt per_slope siblings snr_aware "
             "tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path tree_value",
         ),
-        ("select", "drawn everything preferred random_steps"),
+        (
+            "select",
+            "depth_pruned drawn everything extremes kept parent_top preferred random_chunks random_steps "
+            "weighted_chunks",
+        ),
         ("update", "minibatches once reposition"),
-        ("weight", "edge_mean token_mean"),
+        ("weight", "chunk_mean edge_mean token_mean"),
         ("points", "on_noise on_path"),
-        ("ratio", "elbo_per_draw elbo_per_row per_decision"),
-        ("objective", "crd dgpo dpo matching nft ppo_clip"),
+        ("ratio", "elbo_per_draw elbo_per_row guarded per_decision per_row"),
+        ("objective", "crd dgpo dpo dppo matching nft ppo_clip ppo_clip_by_outcome reinforce unclipped"),
         ("decay", "constant linear warming"),
         (
             "penalties",
-            "kl_gaussian kl_mean_over_s2 mean_mse velocity_mse velocity_mse_anchor velocity_mse_of_good x0_mse_old",
+            "best_path_mse kl_anchor_adaptive kl_gaussian kl_mean_over_s2 log_prob_drop_adaptive mean_mse velocity_mse "
+            "velocity_mse_anchor velocity_mse_of_good x0_mse_old",
         ),
     ],
 )

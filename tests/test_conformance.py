@@ -32,6 +32,8 @@ def row_quantities(**changes):
     rows |= {"x0": draw(5, 2, 3, seed=7), "noise": draw(5, 2, 3, seed=8), "peers": torch.arange(10).view(5, 2) % 4}
     for name, value in {"mean": mean, "velocity": velocity, "log_prob": log_prob, "elbo": -log_prob.abs()}.items():
         rows |= {name: value, **{f"{name}_{suffix}": value for suffix in ("ref", "old", "anchor")}}
+    rows |= {"best_velocity": velocity, "best_advantage": draw(5, 2, seed=10), "mask": torch.ones(5, 2).double()}
+    rows["coefficient"] = torch.tensor(1.0).double()
     return rows | changes
 
 
@@ -116,8 +118,10 @@ def test_credit_is_0_where_everyone_earned_0_and_ignores_the_order_of_rows(publi
 def test_a_mask_is_0_or_1_and_lies_within_what_was_drawn(public):
     noisy = torch.zeros(6, 8)
     noisy[:, 2:7] = 1
-    advantage = torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0, -2.0])
-    mask = ask(public, noisy=noisy, advantage=advantage, generator=generator(0, "select"))
+    table = {"advantage": torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0, -2.0]), "noisy": noisy, "iteration": 3}
+    table |= {"edge": tree_layout(1, 8, {0: 2, 4: 3}).edge, "group": torch.zeros(6, dtype=torch.long)}
+    table |= {"chunk": torch.tensor([0, 0, 0, 1, 1, 2, 2, -1]), "change": torch.rand(6, 8) + 0.1}
+    mask = ask(public, **table, generator=generator(0, "select"))
     assert bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any(1).all())
     assert bool((mask <= noisy).all()) or public.__name__ in ("everything", "preferred")
 
@@ -125,22 +129,25 @@ def test_a_mask_is_0_or_1_and_lies_within_what_was_drawn(public):
 @pytest.mark.menu("flowrl.objectives.weights")
 def test_weights_sum_to_1_over_what_is_trained(public):
     """Ragged masks and shared transitions included; an untrained decision weighs nothing."""
+    chunk = torch.tensor([0, 1, 1, 2])
     for seed in range(5):
         mask = (torch.rand(LAYOUT.edge.shape, generator=torch.Generator().manual_seed(seed)) < 0.6).double()
-        weight = ask(public, mask=mask, edge=LAYOUT.edge)
+        weight = ask(public, mask=mask, edge=LAYOUT.edge, chunk=chunk)
         assert weight.sum().item() == pytest.approx(1, abs=1e-12)
         assert bool(((weight > 0) == (mask > 0)).all())
-    assert not ask(public, mask=mask * 0, edge=LAYOUT.edge).any()
+    assert not ask(public, mask=mask * 0, edge=LAYOUT.edge, chunk=chunk).any()
 
 
 @pytest.mark.menu("flowrl.objectives.ratios")
 def test_a_ratio_is_exactly_1_for_equal_policies_and_passes_the_gradient_on(public):
     log_prob = draw(5, 2, seed=2).requires_grad_()
     same = {f"{name}_old": log_prob.detach() for name in ("log_prob", "elbo")}
-    ratio = ask(public, **row_quantities(log_prob=log_prob, elbo=log_prob, **same))
+    rows = row_quantities(log_prob=log_prob, elbo=log_prob, **same)
+    ratio = ask(public, **rows)
     assert torch.equal(ratio, torch.ones(5, 2).double())
     ratio.sum().backward()
-    torch.testing.assert_close(log_prob.grad, torch.ones(5, 2).double())
+    scaled = "Scales the gradient by std" in public.__doc__
+    torch.testing.assert_close(log_prob.grad, rows["std"] if scaled else torch.ones(5, 2).double())
 
 
 @pytest.mark.menu("flowrl.objectives.clipped")
@@ -178,4 +185,5 @@ def test_a_penalty_is_0_for_equal_policies_and_positive_otherwise(public):
     assert torch.equal(ask(public, **row_quantities()), torch.zeros(5, 2).double())
     suffixes = ("ref", "old", "anchor")
     moved = {f"{name}_{s}": draw(5, 2, 3, seed=9) for name in ("mean", "velocity") for s in suffixes}
+    moved |= {"best_velocity": draw(5, 2, 3, seed=9), "log_prob_old": row_quantities()["log_prob"] + 1}
     assert bool((ask(public, **row_quantities(**moved)) > 0).all())
