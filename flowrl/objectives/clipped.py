@@ -53,6 +53,5 @@ def _clip(ratio, advantage, low, high):
     return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
 
 
-ppo_clip.silent = ppo_clip_by_outcome.silent = unclipped.silent = dppo.silent = (
-    True  # no advantage, no gradient: such rows may be skipped
-)
+# no advantage, no gradient: such rows may be skipped
+ppo_clip.silent = ppo_clip_by_outcome.silent = unclipped.silent = dppo.silent = True

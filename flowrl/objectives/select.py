@@ -106,8 +106,9 @@ def _of_chunks(noisy, chunk, weight, generator, fraction):
 
 def _below_last_split(edge, group):
     """(whether a step comes after the last split of its leaf [N, T], id of that split's state [N])."""
-    shared = (edge_share(edge) > 1) & (edge >= 0)
-    alone = torch.cat([torch.zeros_like(shared[:, :1]), ~shared[:, :-1]], 1)  # the edge before it is the leaf's own
-    last = torch.where(shared, torch.arange(edge.shape[1]), -1).max(1).values
+    exists, step = edge >= 0, torch.arange(edge.shape[1])
+    last = torch.where(exists & (edge_share(edge) > 1), step, -1).max(1).values
+    own = exists & (step > last[:, None])
+    alone = own & (own.cumsum(1) > 1)  # the first edge of its own is the split
     branch = edge.gather(1, last.clamp(min=0)[:, None])[:, 0]
     return alone, torch.where(last >= 0, branch, -1 - group)

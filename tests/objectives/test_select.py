@@ -130,3 +130,10 @@ def test_pruning_leaves_a_lone_leaf_of_a_split_alone():
     noisy[:, -1] = 0
     mask = select.parent_top(noisy, EDGE[kept], GROUP[kept], REWARD[kept])
     assert bool((mask <= noisy).all()) and bool(mask[2, 10:19].all())
+
+
+def test_a_jump_over_steps_is_no_split():
+    """Merged steps leave gaps in the table: the split at step 3 is still the last one, and step 4 comes after it."""
+    edge = torch.tensor([[0, -1, 1, 2, 4], [0, -1, 1, 3, 5]])
+    mask = select.parent_top(torch.ones(2, 5), edge, torch.zeros(2, dtype=torch.long), torch.tensor([1.0, 0.0]))
+    assert mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
