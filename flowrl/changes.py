@@ -23,14 +23,20 @@ MENUS = {  # where a bare function name of a role is looked up, and what a funct
     "rollout.solver": (("samplers.solvers",), ("velocity",)),
     "noising.times": (("samplers.times",), ("draws",)),
     "noising.elbo": (("flowrl.objectives.elbos",), ("velocity",)),
-    "advantage": (("flowrl.advantages.outcome",), ("reward",)),
-    "credit": (("flowrl.advantages.tree",), ("advantage",)),
+    "advantage": (
+        ("flowrl.advantages.outcome", "flowrl.advantages.many_rewards", "flowrl.advantages.history"),
+        ("reward",),
+    ),
+    "credit": (("flowrl.advantages.tree", "flowrl.advantages.steps"), ("advantage", "state_reward")),
     "select": (("flowrl.objectives.select",), ("noisy",)),
     "update": (("flowrl.updates",), ("group",)),
     "weight": (("flowrl.objectives.weights",), ("mask",)),
     "points": (("flowrl.visual.points",), ("tree",)),
     "ratio": (("flowrl.objectives.ratios",), ("log_prob", "elbo")),
-    "objective": (("flowrl.objectives.clipped", "flowrl.objectives.forward"), ("ratio", "velocity", "elbo")),
+    "objective": (
+        ("flowrl.objectives.clipped", "flowrl.objectives.score", "flowrl.objectives.forward"),
+        ("ratio", "log_prob", "velocity", "elbo"),
+    ),
     "penalties": (("flowrl.objectives.penalties",), None),
     "decay": (("flowrl.decays",), ("refresh",)),
 }

@@ -57,6 +57,15 @@ def group_max(x: Rows, index: Index) -> Rows:
     return empty.scatter_reduce(0, _like(inverse, x).expand_as(x), x, "amax", include_self=False)[inverse]
 
 
+def group_rank(x: Num[Tensor, " M"], index: Index) -> Index:
+    """Place within the group, 0 for the largest; of equal values the first row comes first."""
+    order = x.argsort(descending=True, stable=True)
+    order = order[index[order].argsort(stable=True)]
+    place = torch.arange(len(x), device=x.device)
+    first = -group_max(-place, index[order])  # where a row's group begins in this order
+    return torch.empty_like(place).scatter_(0, order, place - first)
+
+
 def group_spread(x: Rows, index: Index, weight: Weight = None) -> Rows:
     """Largest minus smallest value of the group; 0 exactly when they are all equal (rows of weight 0 left out)."""
     inverse, count = _dense(index)

@@ -1,5 +1,6 @@
-"""The standard normal that children of one state are moved by: (own[, shared]) -> noise [P, C, *L], each N(0, I).
+"""The standard normal that children of one state are moved by: (own[, shared]) -> noise [P, C, *L].
 
+Each is N(0, I), unless a function says that it breaks this.
 own [P, C, *L] is drawn per child, shared [P, 1, *L] once per forking state and only if asked for.
 """
 
@@ -20,3 +21,12 @@ def correlated(
     BranchGRPO's branch noise.  arXiv:2509.06040
     """
     return (shared + strength * own) / (1 + strength**2) ** 0.5
+
+
+def scaled(own: Float[Tensor, "P C *L"], *, strength: float = 4.0) -> Float[Tensor, "P C *L"]:
+    """strength * own: as BranchGRPO's published code branches, to compare with.  arXiv:2509.06040
+
+    Breaks N(0, I) on purpose: the log-prob is still taken with the kernel's std, so what is drawn does not follow the
+    density that is trained.
+    """
+    return strength * own

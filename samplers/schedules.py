@@ -12,11 +12,29 @@ def linear(steps: int) -> Float[Tensor, " T1"]:
     return torch.linspace(1, 0, steps + 1)
 
 
-def shifted(sigmas: Float[Tensor, " T1"], *, shift: float) -> Float[Tensor, " T1"]:
+def shifted(sigmas: Float[Tensor, "*T1"], *, shift: float) -> Float[Tensor, "*T1"]:
     """Time shift s sigma / (1 + (s-1) sigma): shift > 1 spends more steps at high noise; 1 changes nothing."""
     if shift <= 0:
         raise ValueError(f"shift must be positive, not {shift}.")
     return shift * sigmas / (shift * sigmas + (1 - sigmas))  # the ends stay exactly 1 and 0
+
+
+def compressed(
+    sigmas: Float[Tensor, " T1"], *, after: int, share: float = 0.4, shift: float = 3.0
+) -> Float[Tensor, " M1"]:
+    """The grid with the N steps from index `after` on replaced by max(int(share * N), 1).  arXiv:2507.21802
+
+    Evenly spaced before the shift, as MixGRPO-Flash finishes its rollouts; `shift` is that of the grid.
+    """
+    if not 0 <= after < len(sigmas) - 1 or not 0 < share <= 1:
+        raise ValueError(
+            f"a grid of {len(sigmas) - 1} steps compressed to {share} after step {after}: expected a share above 0 and "
+            f"at most 1, and a step of 0..{len(sigmas) - 2}."
+        )
+    count = max(int(share * (len(sigmas) - 1 - after) + 1e-6), 1)
+    left = shifted(sigmas[after], shift=1 / shift)  # the inverse of the shift
+    tail = shifted(left * linear(count).to(sigmas), shift=shift)
+    return torch.cat([sigmas[: after + 1], tail[1:]])
 
 
 def check(sigmas: Float[Tensor, " T1"]) -> Float[Tensor, " T1"]:

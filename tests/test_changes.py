@@ -40,25 +40,42 @@ def test_a_function_of_ones_own_is_found_by_its_address():
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("rollout.kernel", "cps dance_sde flow_sde ode"),
+        ("rollout.kernel", "cps dance_sde ddim ddim_sde flow_sde growing_sde ode sage"),
         ("rollout.density", "gaussian squared_error"),
-        ("rollout.noisy", "all_but_last random_window window"),
-        ("rollout.noise", "correlated independent"),
+        (
+            "rollout.noisy",
+            "all_but_last decaying exp_decaying geometric_window listed progressive random_window single window "
+            "window_and_forks",
+        ),
+        ("rollout.noise", "correlated independent scaled"),
         ("rollout.solver", "dpm_solver"),
         ("noising.times", "discrete logit_normal stratified uniform"),
         ("noising.elbo", "generalized_huber huber self_normalised weighted"),
-        ("advantage", "best_and_worst best_of_group gdpo grpo grpo_soft raw reward_itself rloo"),
-        ("credit", "broadcast tree_depthwise tree_value"),
-        ("select", "drawn everything preferred random_steps"),
+        (
+            "advantage",
+            "against_expected against_history best_and_worst best_of_group cross_prompt dvao gd2po gdpo "
+            "group_and_global grpo grpo_per_noise grpo_soft per_reward raw reward_itself rloo standardised",
+        ),
+        (
+            "credit",
+            "broadcast edge_softmax equalised gain noise_aware path_softmax per_dt per_slope siblings snr_aware "
+            "tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path tree_value",
+        ),
+        (
+            "select",
+            "depth_pruned drawn everything extremes kept parent_top preferred random_chunks random_steps "
+            "weighted_chunks",
+        ),
         ("update", "minibatches once reposition"),
-        ("weight", "edge_mean token_mean"),
+        ("weight", "chunk_mean edge_mean token_mean"),
         ("points", "on_noise on_path"),
-        ("ratio", "elbo_per_draw elbo_per_row per_decision"),
-        ("objective", "crd dgpo dpo matching nft ppo_clip"),
+        ("ratio", "elbo_per_draw elbo_per_row guarded per_decision per_row"),
+        ("objective", "crd dgpo dpo dppo matching nft ppo_clip ppo_clip_by_outcome reinforce unclipped"),
         ("decay", "constant linear warming"),
         (
             "penalties",
-            "kl_gaussian kl_mean_over_s2 mean_mse velocity_mse velocity_mse_anchor velocity_mse_of_good x0_mse_old",
+            "best_path_mse kl_anchor_adaptive kl_gaussian kl_mean_over_s2 log_prob_drop_adaptive mean_mse velocity_mse "
+            "velocity_mse_anchor velocity_mse_of_good x0_mse_old",
         ),
     ],
 )
@@ -120,7 +137,7 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
         ({"credit": "flowrl.nowhere:f"}, ["recipe.credit = 'flowrl.nowhere:f'", "cannot import 'flowrl.nowhere'"]),
         ({"credit": "flowrl.groups:f"}, ["'flowrl.groups' has no function 'f'"]),
         ({"credit": "flowrl.objectives.clipped:ppo_clip"}, ["credit: ppo_clip asks for 'ratio'"]),
-        ({"rollout__kernel": "_reverse_sde"}, ["no such function", "dance_sde, flow_sde, ode"]),
+        ({"rollout__kernel": "_reverse_sde"}, ["no such function", "dance_sde, ddim"]),
     ],
 )
 def test_a_change_that_cannot_be_made_is_one_line(changes, said):

@@ -20,8 +20,8 @@ def draw(*shape, seed=0):
 
 
 def ask(function, **quantities):
-    """Call by name: a function takes of the quantities what its signature asks for."""
-    return part(function)(**quantities)
+    """Call by name: a function takes of the quantities what its signature asks for; one noise per group."""
+    return part(function)(**{"root": quantities.get("group")} | quantities)
 
 
 def row_quantities(**changes):
@@ -32,6 +32,8 @@ def row_quantities(**changes):
     rows |= {"x0": draw(5, 2, 3, seed=7), "noise": draw(5, 2, 3, seed=8), "peers": torch.arange(10).view(5, 2) % 4}
     for name, value in {"mean": mean, "velocity": velocity, "log_prob": log_prob, "elbo": -log_prob.abs()}.items():
         rows |= {name: value, **{f"{name}_{suffix}": value for suffix in ("ref", "old", "anchor")}}
+    rows |= {"best_velocity": velocity, "best_advantage": draw(5, 2, seed=10), "mask": torch.ones(5, 2).double()}
+    rows["coefficient"] = torch.tensor(1.0).double()
     return rows | changes
 
 
@@ -40,7 +42,7 @@ LEAVES = len(LAYOUT.edge)
 REWARD, WEIGHT, GROUP = draw(LEAVES, 2).abs(), torch.tensor([1.0, 0.5]).double(), LAYOUT.leaf_root
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 def test_an_advantage_ignores_a_shift_of_all_rewards(public):
     ours = ask(public, reward=REWARD, reward_weight=WEIGHT, group=GROUP)
     shifted = ask(public, reward=REWARD + 3, reward_weight=WEIGHT, group=GROUP)
@@ -50,7 +52,7 @@ def test_an_advantage_ignores_a_shift_of_all_rewards(public):
         torch.testing.assert_close(shifted, ours, atol=1e-9, rtol=0)
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 def test_an_advantage_ignores_the_order_of_rows(public):
     """C07: also in ragged groups."""
     kept = torch.tensor([0, 1, 2, 5, 4, 8, 9, 10, 11])
@@ -60,7 +62,7 @@ def test_an_advantage_ignores_the_order_of_rows(public):
     torch.testing.assert_close(mixed, ours[order], atol=1e-12, rtol=0)
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -26.3, 1e4])
 def test_an_advantage_is_exactly_0_on_equal_rewards(public, value):
     """C01: bit for bit, in groups of 3, 4 and 1."""
@@ -74,7 +76,7 @@ def test_an_advantage_is_exactly_0_on_equal_rewards(public, value):
     assert bool((ours == expected).all())
 
 
-@pytest.mark.menu("flowrl.advantages.outcome")
+@pytest.mark.menu("flowrl.advantages.outcome", "flowrl.advantages.many_rewards")
 def test_the_rewards_of_one_group_do_not_turn_another_groups_order(public):
     """C07: groups of 3 and 4.  What divides may be shared; who is better than whom may not."""
     group = torch.tensor([0, 1, 0, 1, 1, 0, 1])
@@ -88,17 +90,27 @@ def test_the_rewards_of_one_group_do_not_turn_another_groups_order(public):
     assert bool((ours.sign() == theirs.sign()).all())
 
 
-@pytest.mark.menu("flowrl.advantages.tree")
+@pytest.mark.menu("flowrl.advantages.tree", "flowrl.advantages.steps")
 def test_credit_is_0_where_everyone_earned_0_and_ignores_the_order_of_rows(public):
-    """Leaves that share a transition get the same credit for it."""
-    if "advantage" not in inspect.signature(public).parameters:
+    """Leaves that share a transition get the same credit for it, unless their outcome is copied to every step."""
+    asked = inspect.signature(public).parameters
+    earned = "advantage" if "advantage" in asked else "state_reward"
+    if earned not in asked:
         return
-    advantage = draw(LEAVES)
-    credit = ask(public, advantage=advantage, edge=LAYOUT.edge, group=GROUP)
+    per_state = torch.cat([draw(3)[LAYOUT.leaf_root][:, None], draw(len(LAYOUT.source))[LAYOUT.edge]], dim=1)
+    schedule = {"sigmas": torch.linspace(1, 0, 5).double(), "stds": torch.rand(4).double() + 0.1}
+    schedule["slopes"] = -schedule["stds"].flip(0)
+    table = {"advantage": draw(LEAVES), "edge": LAYOUT.edge, "group": GROUP}
+    table |= {"log_prob_old": draw(len(LAYOUT.source), seed=5)[LAYOUT.edge], "state_reward": per_state}
+    credit = ask(public, **table, **schedule)
     assert credit.shape == LAYOUT.edge.shape and bool(credit.any())
-    assert not ask(public, advantage=advantage * 0, edge=LAYOUT.edge, group=GROUP).any()
+    for one, other in zip(*torch.triu_indices(LEAVES, LEAVES, 1).tolist(), strict=True):
+        same = LAYOUT.edge[one] == LAYOUT.edge[other]
+        copied = public.__name__ == "broadcast" or public.__module__.endswith("steps")
+        assert torch.equal(credit[one][same], credit[other][same]) or (copied and earned == "advantage")
+    assert not ask(public, **table | schedule | {earned: table[earned] * 0}).any()
     order = torch.randperm(LEAVES, generator=torch.Generator().manual_seed(0))
-    mixed = ask(public, advantage=advantage[order], edge=LAYOUT.edge[order], group=GROUP[order])
+    mixed = ask(public, **{name: rows[order] for name, rows in table.items()}, **schedule)
     torch.testing.assert_close(mixed, credit[order], atol=1e-9, rtol=0)
 
 
@@ -106,8 +118,10 @@ def test_credit_is_0_where_everyone_earned_0_and_ignores_the_order_of_rows(publi
 def test_a_mask_is_0_or_1_and_lies_within_what_was_drawn(public):
     noisy = torch.zeros(6, 8)
     noisy[:, 2:7] = 1
-    advantage = torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0, -2.0])
-    mask = ask(public, noisy=noisy, advantage=advantage, generator=generator(0, "select"))
+    table = {"advantage": torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0, -2.0]), "noisy": noisy, "iteration": 3}
+    table |= {"edge": tree_layout(1, 8, {0: 2, 4: 3}).edge, "group": torch.zeros(6, dtype=torch.long)}
+    table |= {"chunk": torch.tensor([0, 0, 0, 1, 1, 2, 2, -1]), "change": torch.rand(6, 8) + 0.1}
+    mask = ask(public, **table, generator=generator(0, "select"))
     assert bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any(1).all())
     assert bool((mask <= noisy).all()) or public.__name__ in ("everything", "preferred")
 
@@ -115,22 +129,25 @@ def test_a_mask_is_0_or_1_and_lies_within_what_was_drawn(public):
 @pytest.mark.menu("flowrl.objectives.weights")
 def test_weights_sum_to_1_over_what_is_trained(public):
     """Ragged masks and shared transitions included; an untrained decision weighs nothing."""
+    chunk = torch.tensor([0, 1, 1, 2])
     for seed in range(5):
         mask = (torch.rand(LAYOUT.edge.shape, generator=torch.Generator().manual_seed(seed)) < 0.6).double()
-        weight = ask(public, mask=mask, edge=LAYOUT.edge)
+        weight = ask(public, mask=mask, edge=LAYOUT.edge, chunk=chunk)
         assert weight.sum().item() == pytest.approx(1, abs=1e-12)
         assert bool(((weight > 0) == (mask > 0)).all())
-    assert not ask(public, mask=mask * 0, edge=LAYOUT.edge).any()
+    assert not ask(public, mask=mask * 0, edge=LAYOUT.edge, chunk=chunk).any()
 
 
 @pytest.mark.menu("flowrl.objectives.ratios")
 def test_a_ratio_is_exactly_1_for_equal_policies_and_passes_the_gradient_on(public):
     log_prob = draw(5, 2, seed=2).requires_grad_()
     same = {f"{name}_old": log_prob.detach() for name in ("log_prob", "elbo")}
-    ratio = ask(public, **row_quantities(log_prob=log_prob, elbo=log_prob, **same))
+    rows = row_quantities(log_prob=log_prob, elbo=log_prob, **same)
+    ratio = ask(public, **rows)
     assert torch.equal(ratio, torch.ones(5, 2).double())
     ratio.sum().backward()
-    torch.testing.assert_close(log_prob.grad, torch.ones(5, 2).double())
+    scaled = "Scales the gradient by std" in public.__doc__
+    torch.testing.assert_close(log_prob.grad, rows["std"] if scaled else torch.ones(5, 2).double())
 
 
 @pytest.mark.menu("flowrl.objectives.clipped")
@@ -168,4 +185,5 @@ def test_a_penalty_is_0_for_equal_policies_and_positive_otherwise(public):
     assert torch.equal(ask(public, **row_quantities()), torch.zeros(5, 2).double())
     suffixes = ("ref", "old", "anchor")
     moved = {f"{name}_{s}": draw(5, 2, 3, seed=9) for name in ("mean", "velocity") for s in suffixes}
+    moved |= {"best_velocity": draw(5, 2, 3, seed=9), "log_prob_old": row_quantities()["log_prob"] + 1}
     assert bool((ask(public, **row_quantities(**moved)) > 0).all())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.advantages import outcome, tree
+from flowrl.advantages import many_rewards, outcome, steps, tree
 from flowrl.objectives import clipped, penalties
 from flowrl.part import part
 from samplers import density, kernels, schedules, solvers
@@ -40,6 +40,36 @@ def test_a_transition_has_the_mean_std_and_log_prob_of_the_reference(row):
     torch.testing.assert_close(log_prob, torch.tensor(row["log_prob"]), **CLOSE)
 
 
+@pytest.mark.parametrize("row", GOLDEN["ddim"], ids=lambda t: f"alpha-{t['alpha']:.4f}")
+def test_a_ddim_step_is_that_of_the_reference_through_a_change_of_variables(row):
+    """Latents divided by sqrt(a) + sqrt(1 - a); a density of n dims then divides by it, too."""
+    a, b = (torch.tensor(row[name]) for name in ("alpha", "alpha_next"))
+    scale, scale_next = (x.sqrt() + (1 - x).sqrt() for x in (a, b))
+    sigma, sigma_next = (1 - a).sqrt() / scale, (1 - b).sqrt() / scale_next
+    latents, noise, next_latents = (
+        torch.tensor(row[name]).reshape(2, -1) for name in ("latents", "noise", "next_latents")
+    )
+    x0 = (latents - (1 - a).sqrt() * noise) / a.sqrt()
+    ours, std = kernels.ddim(latents / scale, noise - x0, sigma, sigma_next, eta=row["eta"])
+    torch.testing.assert_close(ours * scale_next, torch.tensor(row["mean"]).reshape(2, -1), **CLOSE)
+    torch.testing.assert_close(std * scale_next, torch.tensor(row["std"]), **CLOSE)
+    log_prob = density.gaussian(next_latents / scale_next, ours, std) - scale_next.log()
+    torch.testing.assert_close(log_prob, torch.tensor(row["log_prob"]), **CLOSE)
+
+
+def test_a_ddim_step_gives_the_hand_worked_numbers():
+    """a = .5 -> .6, x = .3, predicted noise .2, eta 1."""
+    scale, scale_next = (math.sqrt(a) + math.sqrt(1 - a) for a in (0.5, 0.6))
+    x0 = (0.3 - math.sqrt(0.5) * 0.2) / math.sqrt(0.5)
+    assert x0 == pytest.approx(0.22426407, abs=6e-9)
+    at = (numbers(math.sqrt(0.5) / scale)[0], numbers(math.sqrt(0.4) / scale_next)[0])
+    mean, std = kernels.ddim(numbers(0.3)[None] / scale, numbers(0.2 - x0)[None], *at)
+    assert (mean * scale_next).item() == pytest.approx(0.27699376, abs=6e-9)
+    assert (std * scale_next).item() == pytest.approx(0.36514837, abs=6e-9)
+    log_prob = density.gaussian(numbers(0.42)[None] / scale_next, mean, std) - math.log(scale_next)
+    assert log_prob.item() == pytest.approx(0.01182253, abs=6e-9)
+
+
 def golden_edges(parents):
     """The table [leaves, depths] of a tree given as parents[depth][node], with an id of its own for every edge."""
     node, columns, first = torch.arange(len(parents[-1])), [], 0
@@ -61,6 +91,24 @@ def test_the_mean_fusion_tree_has_the_rewards_and_advantages_of_the_reference():
             advantage[:, depth], torch.tensor(golden["node_advantage"][depth + 1])[node], **CLOSE
         )
     torch.testing.assert_close(leaves.mean(), torch.tensor(golden["node_reward"][0][0]), **CLOSE)
+
+
+def test_the_weighted_tree_has_the_rewards_and_advantages_of_the_reference():
+    """Children weighed by the softmax of their edges' log-probs, level by level."""
+    golden = GOLDEN["weighted_tree"]
+    edge, leaves = golden_edges(golden["parents"]), torch.tensor(golden["leaf_reward"])
+    levels = list(zip(edge.T, golden["edge_log_prob"], strict=True))
+    log_prob = torch.stack([torch.tensor(each)[ids - ids.min()] for ids, each in levels], dim=1)
+    above = torch.cat([edge.new_full((len(edge), 1), int(edge.max()) + 1), edge], dim=1)  # an edge to the root
+    nothing = log_prob.new_zeros(len(edge), 1)
+    value = tree.edge_softmax(leaves, above, torch.cat([nothing, log_prob], dim=1))
+    advantage = tree.tree_depthwise_by_edge(leaves, edge, torch.zeros(len(leaves), dtype=torch.long), log_prob)
+    torch.testing.assert_close(value[:, 0], torch.tensor(golden["node_reward"][0]).expand(len(leaves)), **CLOSE)
+    for depth, (ids, _) in enumerate(levels):
+        node = ids - ids.min()
+        torch.testing.assert_close(value[:, depth + 1], torch.tensor(golden["node_reward"][depth + 1])[node], **CLOSE)
+        expected = torch.tensor(golden["node_advantage"][depth + 1])[node]
+        torch.testing.assert_close(advantage[:, depth], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("row", GOLDEN["group_advantages"], ids=lambda g: f"global_std={g['global_std']}")
@@ -171,8 +219,8 @@ def test_two_rewards_are_scaled_summed_and_whitened_as_by_hand():
     whitened = numbers(-1.421762, -0.157974, 0.157974, 1.421762, -1.206036, -0.706479, 0.706479, 1.206036)
     summed = sum(w * outcome.grpo(r[:, None], ONE, GROUP, eps=1e-6) for w, r in zip(weight, reward.T, strict=True))
     torch.testing.assert_close(summed, total, atol=1.5e-5, rtol=0)
-    torch.testing.assert_close(outcome.gdpo(reward, weight, GROUP, eps=1e-12), whitened, atol=1e-6, rtol=0)
-    torch.testing.assert_close(outcome.gdpo(reward, weight, GROUP), whitened, atol=5e-6, rtol=0)
+    torch.testing.assert_close(many_rewards.gdpo(reward, weight, GROUP, eps=1e-12), whitened, atol=1e-6, rtol=0)
+    torch.testing.assert_close(many_rewards.gdpo(reward, weight, GROUP), whitened, atol=5e-6, rtol=0)
 
 
 def test_the_clipped_surrogate_gives_the_hand_worked_losses():
@@ -212,3 +260,41 @@ def test_a_tree_of_two_splits_gives_the_hand_worked_advantages():
     first = math.sqrt(0.5)
     expected = torch.stack([numbers(-first, -first, first, first), numbers(-1.024695, -0.439155, 0.146385, 1.317465)])
     torch.testing.assert_close(ours, expected.T, atol=6e-7, rtol=0)
+
+
+def test_a_tree_of_two_splits_weighed_by_log_probs_has_the_hand_worked_values():
+    """Edge log-probs -1, -1.2 | -.9, -1.5; below the first depth there is one edge per leaf, so both fusions agree."""
+    edge, leaves = torch.tensor([[0, 2], [0, 3], [1, 4], [1, 5]]), numbers(0.1, 0.3, 0.5, 0.9)
+    log_prob = torch.stack([numbers(0, 0, 0, 0), numbers(-1, -1.2, -0.9, -1.5)], dim=1)
+    for fusion in (tree.edge_softmax, tree.path_softmax):
+        value = fusion(leaves, edge, log_prob)[:, 0]
+        torch.testing.assert_close(value, numbers(0.190033, 0.190033, 0.641737, 0.641737), atol=6e-7, rtol=0)
+
+
+GRID = schedules.shifted(torch.linspace(1, 0, 11, dtype=torch.float64), shift=3.0)
+
+
+def on_the_grid(multiplier, **quantities):
+    """The multipliers of ten steps, all of them trainable: one more is put behind them."""
+    edge = torch.arange(11)[None]
+    extra = {name: torch.cat([x, x[-1:]]) for name, x in quantities.items()}
+    return part(multiplier)(advantage=numbers(1), edge=edge, **extra)[0, :10]
+
+
+def test_the_noise_aware_weights_are_the_published_ones():
+    """Shift 3, T = 10; the strength of the noise drops out."""
+    expected = numbers(1.66, 1.75, 1.26, 1.05, 0.92, 0.83, 0.76, 0.69, 0.61, 0.48)
+    for eta in (0.3, 0.7):
+        stds, _ = kernels.scales(part(kernels.flow_sde, eta=eta).bound, GRID)
+        weight = on_the_grid(steps.noise_aware, stds=stds)
+        torch.testing.assert_close(weight, expected, atol=5.1e-3, rtol=0)
+        assert weight.mean().item() == pytest.approx(1)
+
+
+def test_the_equalising_weights_are_the_published_ones():
+    """SAGE, eta .5: J and median(J) / J."""
+    stds, slopes = kernels.scales(kernels.sage, GRID)
+    size = numbers(0.046, 0.105, 0.159, 0.222, 0.300, 0.406, 0.560, 0.805, 1.271, 2.721)
+    torch.testing.assert_close(slopes.abs() / stds, size, atol=5.1e-4, rtol=0)
+    weight = numbers(7.73, 3.38, 2.22, 1.59, 1.18, 0.87, 0.63, 0.44, 0.28, 0.13)
+    torch.testing.assert_close(on_the_grid(steps.equalised, stds=stds, slopes=slopes), weight, atol=5.1e-3, rtol=0)

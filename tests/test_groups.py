@@ -77,3 +77,13 @@ def test_rows_may_have_trailing_dims():
 def test_no_rows_at_all_are_no_error():
     x, index = torch.zeros(0), torch.zeros(0, dtype=torch.long)
     assert all(len(found) == 0 for found in statistics(x, index))
+
+
+@given(drawn=rows)
+def test_a_rank_is_the_place_in_the_sorted_group(drawn):
+    x, index = table(drawn)
+    ours = groups.group_rank(x, index)
+    for value in index.unique():
+        mine = (index == value).nonzero().flatten().tolist()
+        expected = sorted(mine, key=lambda row: (-x[row], row))
+        assert [ours[row] for row in expected] == list(range(len(mine)))

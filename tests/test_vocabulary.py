@@ -6,7 +6,7 @@ import pytest
 
 from flowrl import vocabulary
 
-PURE = ("flowrl.advantages", "flowrl.objectives", "flowrl.visual.points")
+PURE = ("flowrl.advantages", "flowrl.objectives", "flowrl.memory", "flowrl.visual.points")
 
 
 @pytest.mark.menu(*PURE)

@@ -38,6 +38,22 @@ def grpo(
     return scale * _z_score(reward, reward_weight, group, scope, ddof, eps).clamp(-clamp, clamp)
 
 
+def grpo_per_noise(
+    reward: Reward,
+    reward_weight: RewardWeight,
+    root: Int[Tensor, " N"],
+    *,
+    ddof: int = 0,
+    eps: float = 1e-4,
+    clamp: float = 5.0,
+) -> Advantage:
+    """grpo among the rollouts of one initial noise: TempFlow-GRPO's seed groups.  arXiv:2508.04324
+
+    Which mean and std a seed group takes is OUR READING; the other, all noises of the prompt together, is grpo.
+    """
+    return grpo(reward, reward_weight, root, scope="group", ddof=ddof, eps=eps, clamp=clamp)
+
+
 def grpo_soft(
     reward: Reward,
     reward_weight: RewardWeight,
@@ -73,19 +89,6 @@ def rloo(reward: Reward, reward_weight: RewardWeight, group: Group) -> Advantage
     """
     n = group_count(group)
     return group_centre(raw(reward, reward_weight), group) * n / (n - 1).clamp(min=1)
-
-
-def gdpo(reward: Reward, reward_weight: RewardWeight, group: Group, *, ddof: int = 0, eps: float = 1e-6) -> Advantage:
-    """Z-score each reward within its group, weigh and sum, then whiten over the batch.  arXiv:2601.05242
-
-    Scales of the rewards drop out, so the weights say what they seem to say.
-    """
-    z = group_centre(reward, group) / (group_std(reward, group, ddof=ddof) + eps)
-    total = raw(z, reward_weight)  # its mean over the batch is 0 already
-    return total / (group_std(total, torch.zeros_like(group), ddof=ddof) + eps)
-
-
-gdpo.scales_each = True  # each reward is brought to one scale before they are summed
 
 
 def raw(reward: Reward, reward_weight: RewardWeight) -> Advantage:

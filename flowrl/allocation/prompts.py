@@ -1,4 +1,4 @@
-"""Which prompts an update trains on: a pure function of (number of prompts, seed, iteration).
+"""Which prompts an update trains on: a pure function of (number of prompts, seed, iteration), or of a score of each.
 
 No loader and no state: resuming at an iteration gives the same prompts.
 """
@@ -6,6 +6,8 @@ No loader and no state: resuming at an iteration gives the same prompts.
 from collections.abc import Callable, Sequence
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 
 def shuffled(count: int, per_update: int, iteration: int, generator_of: Callable[[int], torch.Generator]) -> list[int]:
@@ -36,3 +38,19 @@ def balanced(
         (index,) = shuffled(len(kinds[kind]), 1, turn, lambda number, kind=kind: generator_of(kind, number))
         chosen.append(kinds[kind][index])
     return chosen
+
+
+def drawn_by(weight: Float[Tensor, " P"], per_update: int, generator: torch.Generator) -> list[int]:
+    """Different prompts, drawn with a probability proportional to their weight.  SuperFlow.  arXiv:2512.17951"""
+    if per_update > int((weight > 0).sum()):
+        raise ValueError(f"{per_update} different prompts of {int((weight > 0).sum())} that have a weight: draw fewer.")
+    return torch.multinomial(weight.double(), per_update, generator=generator).tolist()
+
+
+def nearest_to(score: Float[Tensor, " P"], target: Float[Tensor, ""]) -> int:
+    """The prompt whose score is nearest to the target, the first of equals.  AdaGRPO.  arXiv:2606.06828
+
+    The score is that of one deterministic picture, the target the policy's proficiency: neither too easy nor too hard.
+    """
+    distance = (score - target).abs()
+    return int((distance == distance.min()).int().argmax())

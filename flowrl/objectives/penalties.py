@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 BK = Float[Tensor, "B K"]
+Scalar = Float[Tensor, ""]
 Latents = Float[Tensor, "B K *L"]
 
 
@@ -18,6 +19,19 @@ def kl_gaussian(mean: Latents, mean_ref: Latents, std: BK) -> BK:
 def kl_mean_over_s2(mean: Latents, mean_ref: Latents, std: BK, sigma: BK, sigma_next: BK) -> BK:
     """Flow-GRPO's KL: divides by the diffusion s^2 = std^2 / |dt| instead of std^2.  arXiv:2505.05470"""
     return mean_mse(mean, mean_ref) / (2 * std**2) * (sigma - sigma_next)
+
+
+def kl_anchor_adaptive(mean: Latents, mean_anchor: Latents, std: BK, coefficient: Scalar, *, eps: float = 1e-6) -> BK:
+    """SAGE-GRPO's moving anchor: coefficient * mean((mean - mean_anchor)^2) / (2 (std^2 + eps)).  arXiv:2603.21872
+
+    coefficient is that of memory.trackers.adaptive_coefficient; the anchor is copied every 10 updates.
+    """
+    return coefficient * mean_mse(mean, mean_anchor) / (2 * (std**2 + eps))
+
+
+def log_prob_drop_adaptive(log_prob: BK, log_prob_old: BK, coefficient: Scalar) -> BK:
+    """SAGE-GRPO's stepwise term: coefficient * (log_prob_old - log_prob); negative where it rose.  arXiv:2603.21872"""
+    return coefficient * (log_prob_old - log_prob)
 
 
 def mean_mse(mean: Latents, mean_ref: Latents) -> BK:
@@ -49,3 +63,12 @@ def velocity_mse_of_good(
 def x0_mse_old(velocity: Latents, velocity_old: Latents, sigma: BK) -> BK:
     """mean((x0 - x0_old)^2) of the clean estimates at one state: sigma^2 * velocity_mse.  arXiv:2604.23380"""
     return sigma**2 * velocity_mse(velocity, velocity_old)
+
+
+def best_path_mse(velocity: Latents, best_velocity: Latents, best_advantage: BK) -> BK:
+    """LayerTuning-RL: pull every node's velocity to that of the group's best path at its step.  arXiv:2509.23352
+
+    mean((velocity - best_velocity)^2), times the sigmoid of how much better the best is (memory.trackers.best_path);
+    -inf: nothing to imitate. The factor is OUR READING.
+    """
+    return best_advantage.sigmoid() * velocity_mse(velocity, best_velocity)

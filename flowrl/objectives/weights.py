@@ -21,3 +21,14 @@ def edge_mean(mask: Mask, edge: Int[Tensor, "N T"]) -> Mask:
     """Every distinct transition counts the same, however many leaves share it.  arXiv:2509.06040"""
     once = mask / edge_share(torch.where(mask > 0, edge, -1))
     return once / once.sum().clamp(min=1)
+
+
+def chunk_mean(mask: Mask, chunk: Int[Tensor, " T"]) -> Mask:
+    """Every trained chunk of every rollout counts the same, evenly over its decisions.  arXiv:2510.21583"""
+    each = torch.zeros_like(mask)
+    for number in chunk[mask.any(0)].unique().tolist():
+        if number < 0:
+            raise ValueError("chunk_mean: a decision that belongs to no chunk is trained. Set select = random_chunks.")
+        here = mask * (chunk == number)
+        each = each + here / here.sum(1, keepdim=True).clamp(min=1)
+    return each / each.sum().clamp(min=1)

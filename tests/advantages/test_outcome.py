@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowrl.advantages import outcome
+from flowrl.advantages import many_rewards, outcome
 from flowrl.part import part
 
 NORMALISERS = [
@@ -12,13 +12,18 @@ NORMALISERS = [
     part(outcome.grpo, scope="batch"),
     part(outcome.grpo, scope="none"),
     part(outcome.rloo),
-    part(outcome.gdpo),
+    part(outcome.grpo_per_noise),
+    part(many_rewards.gdpo),
+    part(many_rewards.per_reward),
+    part(many_rewards.dvao),
+    part(many_rewards.gd2po),
 ]
 RULES = {"argvalues": NORMALISERS, "ids": [f"{p.name}-{'-'.join(map(str, p.numbers.values()))}" for p in NORMALISERS]}
 
 
 def ask(rule, reward, group, weight=(1.0,)):
-    return rule(reward=torch.tensor(reward), reward_weight=torch.tensor(weight), group=torch.tensor(group))
+    group = torch.tensor(group)
+    return rule(reward=torch.tensor(reward), reward_weight=torch.tensor(weight), group=group, root=group)
 
 
 @pytest.mark.parametrize("rule", **RULES)
@@ -38,7 +43,7 @@ def test_equal_rows_of_several_rewards_get_exact_zeros(rule):
         rows, columns = (int(torch.randint(2, 30, (), generator=generator)) for _ in range(2))
         reward = torch.rand(columns, generator=generator).expand(rows, columns).contiguous()
         weight, group = torch.rand(columns, generator=generator), torch.zeros(rows, dtype=torch.long)
-        assert not rule(reward=reward, reward_weight=weight, group=group).any()
+        assert not rule(reward=reward, reward_weight=weight, group=group, root=group).any()
 
 
 @pytest.mark.parametrize("rule", **RULES)
@@ -66,26 +71,6 @@ def test_leave_one_out_is_four_thirds_of_the_centred_reward_for_four():
     reward, group = torch.tensor([[0.1], [0.4], [0.7], [0.2]]), torch.zeros(4, dtype=torch.long)
     centred = outcome.grpo(reward, torch.ones(1), group, scope="none")
     torch.testing.assert_close(outcome.rloo(reward, torch.ones(1), group), centred * 4 / 3)
-
-
-def test_the_scale_of_a_reward_does_not_matter_to_gdpo():
-    """C11: one reward in 0..1, the other in 0..25."""
-    reward = torch.rand(12, 2, generator=torch.Generator().manual_seed(0))
-    group, weight = torch.arange(3).repeat_interleave(4), torch.tensor([1.0, 1.0])
-    ours = outcome.gdpo(reward, weight, group)
-    torch.testing.assert_close(outcome.gdpo(reward * torch.tensor([1.0, 25.0]), weight, group), ours, atol=1e-4, rtol=0)
-    alone = [outcome.gdpo(column[:, None], weight[:1], group) for column in reward.T]
-    of_one, of_other = (torch.corrcoef(torch.stack([ours, one]))[0, 1] for one in alone)
-    assert of_one.item() == pytest.approx(of_other.item(), abs=1e-4)
-
-
-def test_gdpo_tells_apart_what_a_sum_of_rewards_cannot():
-    """Pairs (0,0),(0,1) and (0,0),(1,1): the sum gives both +-1; decoupled, the second earns twice the first."""
-    reward, group = torch.tensor([[0.0, 0], [0, 1], [0, 0], [1, 1]]), torch.tensor([0, 0, 1, 1])
-    weight = torch.ones(2)
-    summed, decoupled = outcome.grpo(reward, weight, group), outcome.gdpo(reward, weight, group)
-    assert summed[1].item() == pytest.approx(summed[3].item(), abs=1e-3)
-    assert decoupled[3].item() == pytest.approx(2 * decoupled[1].item(), rel=1e-4)
 
 
 def test_a_negative_weight_turns_a_reward_around():
@@ -130,3 +115,10 @@ def test_a_scale_multiplies_what_was_clamped():
     """AWM: +-5 becomes +-1."""
     full, fifth = (ask(part(outcome.grpo, scope="batch", scale=s), REWARD, GROUPS) for s in (1.0, 0.2))
     torch.testing.assert_close(fifth, 0.2 * full)
+
+
+def test_seed_groups_are_compared_noise_by_noise():
+    """TempFlow-GRPO: two noises of one prompt, two branches each; the better noise earns nothing by itself."""
+    reward, root = torch.tensor([0.1, 0.3, 5.1, 5.3])[:, None], torch.tensor([0, 0, 1, 1])
+    ours = outcome.grpo_per_noise(reward, torch.ones(1), root, eps=0.0)
+    torch.testing.assert_close(ours, torch.tensor([-1.0, 1, -1, 1]))

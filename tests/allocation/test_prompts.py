@@ -1,6 +1,9 @@
 """flowrl/allocation/prompts.py: which prompts an update trains on."""
 
-from flowrl.allocation.prompts import shuffled
+import pytest
+import torch
+
+from flowrl.allocation.prompts import drawn_by, nearest_to, shuffled
 from flowrl.randomness import generator
 
 
@@ -29,3 +32,23 @@ def test_passes_and_seeds_have_orders_of_their_own():
 
 def test_more_prompts_may_be_asked_for_than_there_are():
     assert sorted(choose(3, 6, 0)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_prompts_are_drawn_by_their_weight_and_never_twice():
+    weight = torch.tensor([1.0, 0.0, 3.0, 1.0])
+    drawn = [drawn_by(weight, 2, generator(0, i)) for i in range(2000)]
+    assert all(len(set(d)) == 2 and 1 not in d for d in drawn)
+    assert sum(d[0] == 2 for d in drawn) / 2000 == pytest.approx(0.6, abs=0.04)
+    assert drawn_by(weight, 2, generator(7)) == drawn_by(weight, 2, generator(7))
+    with pytest.raises(ValueError, match="4 different prompts of 3 that have a weight"):
+        drawn_by(weight, 4, generator(0))
+
+
+def test_the_prompt_nearest_to_the_proficiency_is_chosen():
+    """Neither the easiest nor the hardest; of two equally near the first."""
+    score = torch.tensor([0.1, 0.9, 0.45, 0.55, 0.3])
+    assert nearest_to(score, torch.tensor(0.4)) == 2 and nearest_to(score, torch.tensor(5.0)) == 1
+    assert nearest_to(torch.tensor([2.0, 1.0, 1.0]), torch.tensor(1.5)) == 0
+    for target in (0.0, 0.33, 0.8):
+        chosen = nearest_to(score, torch.tensor(target))
+        assert (score[chosen] - target).abs() == (score - target).abs().min()

@@ -31,3 +31,9 @@ def test_correlated_noise_is_independent_between_forking_states():
 def test_independent_siblings_keep_their_own_noise():
     own, _ = draws(3, parents=5)
     assert torch.equal(noise.independent(own), own)
+
+
+def test_scaled_noise_is_what_the_published_branches_draw():
+    """Sixteen times the variance: not the density that is trained."""
+    own, _ = draws(2)
+    assert noise.scaled(own).std() == pytest.approx(4, abs=0.03)

@@ -45,3 +45,24 @@ def test_a_grid_that_cannot_be_walked_down_is_refused(values):
 def test_a_grid_in_another_precision_is_refused():
     with pytest.raises(ValueError, match=r"float32, not torch\.float64"):
         schedules.check(schedules.linear(4).double())
+
+
+@pytest.mark.parametrize(("share", "left"), [(0.4, 8), (0.2, 4), (1.0, 20), (0.01, 1)])
+def test_a_compressed_grid_ends_in_fewer_steps_that_are_even_before_the_shift(share, left):
+    """MixGRPO-Flash: 25 steps, a window 1..4, so 20 steps are left."""
+    sigmas = schedules.shifted(schedules.linear(25), shift=3.0)
+    ours = schedules.check(schedules.compressed(sigmas, after=5, share=share, shift=3.0))
+    assert torch.equal(ours[:6], sigmas[:6]) and len(ours) == 6 + left and ours[-1] == 0
+    even = schedules.shifted(ours[5:], shift=1 / 3)
+    torch.testing.assert_close(even.diff(), (-even[0] / left).expand(left))
+
+
+def test_a_compressed_grid_of_all_its_steps_is_the_grid():
+    sigmas = schedules.shifted(schedules.linear(10), shift=3.0)
+    torch.testing.assert_close(schedules.compressed(sigmas, after=4, share=1.0, shift=3.0), sigmas)
+
+
+@pytest.mark.parametrize(("after", "share"), [(10, 0.4), (-1, 0.4), (2, 0.0), (2, 1.5)])
+def test_a_grid_cannot_be_compressed_after_its_end_or_to_more_than_it_has(after, share):
+    with pytest.raises(ValueError, match=r"above 0 and at most 1, and a step of 0\.\.9"):
+        schedules.compressed(schedules.linear(10), after=after, share=share)
