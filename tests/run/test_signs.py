@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowrl.advantages import outcome
+from flowrl.advantages import many_rewards
 from flowrl.objectives import forward
 from flowrl.part import part
 from flowrl.recipe import copied, frozen
@@ -118,7 +118,7 @@ def test_a_reward_that_another_drowns_is_told_with_both_names(small, said):
     if said:
         assert found[10][0].startswith("reward loud, times its weight, spreads 32 times as far within a prompt as ")
         assert "reward soft, which hardly counts. Set recipe.advantage = gdpo" in found[10][0]
-    assert told(flow_grpo().but(advantage=part(outcome.gdpo)), updates(12, **log)) == {}
+    assert told(flow_grpo().but(advantage=part(many_rewards.gdpo)), updates(12, **log)) == {}
 
 
 # In runs.
