@@ -1,6 +1,7 @@
 """The command line.  A fault before the start is one line and exit code 2, a fault of a running job one line and 1."""
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -229,6 +230,7 @@ def _say(error):
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `flowrl` and of scripts/train.py."""
     sys.path.append("")  # my_file:my_function finds a file in the working directory, and no such file shadows a package
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it; on CPUs it warns of what nobody uses
     _before(lambda: app(arguments))
 
 

@@ -12,12 +12,13 @@ MOST_SKIPPED = 5  # updates in a row without a finite gradient, after which a ru
 
 
 class Learner:
-    """AdamW over named parameters, with one gradient reduction and one step per update.
+    """An optimiser over named parameters, with one gradient reduction and one step per update.
 
     micro_batch: network calls per forward and backward pass: memory, never the gradient
     rate:        iteration (from 0) -> learning rate
     reduce:      sums the gradients of all ranks in place; the weights of all ranks sum to 1, so there is no division
     agree:       micro-batches here -> of every rank, where all have to make equally many
+    optimizer:   (parameters, lr=, betas=, weight_decay=) -> optimiser, as flowrl.run.optimizers finds it by name
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class Learner:
         weight_decay: float = 1e-4,
         reduce: Callable[[list[Tensor]], None] = lambda gradients: None,
         agree: Callable[[int], int] = lambda count: count,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     ):
         self.names, self.parameters = zip(*parameters, strict=True)
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
+        self.optimizer = optimizer(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
         self.rate, self.micro_batch, self.max_grad_norm = rate, micro_batch, max_grad_norm
         self.reduce, self.agree = reduce, agree
         self.updates = self.skipped = self._in_a_row = 0  # updates: iterations that have taken a step
@@ -90,7 +92,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return log
 
-    def state(self) -> dict[str, dict[str, Tensor | float]]:
+    def state(self) -> dict[str, dict[str, Tensor | float | int]]:
         """What the optimiser keeps, {quantity: {parameter: value}}: exp_avg, exp_avg_sq and step of AdamW."""
         kept = [(n, self.optimizer.state[p]) for n, p in zip(self.names, self.parameters, strict=True)]
         quantities = dict.fromkeys(quantity for _, values in kept for quantity in values)
@@ -99,7 +101,7 @@ class Learner:
     def counters(self) -> dict[str, int]:
         return {"updates": self.updates, "skipped": self.skipped, "in_a_row": self._in_a_row}
 
-    def restore(self, state: Mapping[str, Mapping[str, Tensor | float]], counters: Mapping[str, int]) -> None:
+    def restore(self, state: Mapping[str, Mapping[str, Tensor | float | int]], counters: Mapping[str, int]) -> None:
         """Put back what `state` and `counters` returned; torch moves the values to their parameters."""
         by_number = [
             {q: _of(values[n], parameter) for q, values in state.items() if n in values}

@@ -13,7 +13,7 @@ from flowrl.explain import explain
 from flowrl.part import nearest, part
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.recipes import catalogue, find
-from flowrl.run import files, prompts, trackers
+from flowrl.run import files, optimizers, prompts, trackers
 from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
@@ -84,6 +84,7 @@ def prepare(
     """
     check_launcher()
     trackers.check(run.log.trackers)
+    optimizer = optimizers.find(run.optimizer.name, sharded=sharded())
     recipe = recipe.check() if recipe else run.build_recipe()
     plan.count(recipe, schedules.linear(recipe.rollout.steps), prompts=run.budget.prompts_per_update, seed=run.seed)
     if not resume:
@@ -106,7 +107,7 @@ def prepare(
     if processes.sharded:
         policy.distribute(processes.share_out)
     warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
-    learner, scores = make_learner(run, policy, processes), make_scores(scorers, everybody)
+    learner, scores = make_learner(run, policy, processes, optimizer), make_scores(scorers, everybody)
     return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
 
 
@@ -263,7 +264,7 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return getattr(torch, wanted)
 
 
-def make_learner(run: Run, policy: Policy, processes: Processes) -> Learner:
+def make_learner(run: Run, policy: Policy, processes: Processes, optimizer: Callable) -> Learner:
     settings, updates = run.optimizer, run.budget.updates
 
     def rate(update: int) -> float:
@@ -280,4 +281,5 @@ def make_learner(run: Run, policy: Policy, processes: Processes) -> Learner:
         weight_decay=settings.weight_decay,
         reduce=processes.sum_,
         agree=processes.agree,
+        optimizer=optimizer,
     )

@@ -67,6 +67,7 @@ class Budget(Section):
 
 
 class Optimizer(Section):
+    name: Literal["adamw", "adamw_8bit"] = "adamw"  # 8 bit: moments in a quarter of the memory, by bitsandbytes
     learning_rate: Rate = 3e-4
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0)] = 0  # updates
