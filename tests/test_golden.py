@@ -51,6 +51,7 @@ def test_a_ddim_step_is_that_of_the_reference_through_a_change_of_variables(row)
     )
     x0 = (latents - (1 - a).sqrt() * noise) / a.sqrt()
     ours, std = kernels.ddim(latents / scale, noise - x0, sigma, sigma_next, eta=row["eta"])
+    # Recovering x0 divides by sqrt(alpha), at least .118: fp32 rounding of the latents grows up to 8.4 times.
     torch.testing.assert_close(ours * scale_next, torch.tensor(row["mean"]).reshape(2, -1), rtol=2e-6, atol=3e-6)
     torch.testing.assert_close(std * scale_next, torch.tensor(row["std"]), **CLOSE)
     log_prob = density.gaussian(next_latents / scale_next, ours, std) - scale_next.log()

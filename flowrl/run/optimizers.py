@@ -1,9 +1,10 @@
 """Optimisers by name: (parameters, lr=, betas=, weight_decay=) -> torch.optim.Optimizer."""
 
-import importlib.util
 from collections.abc import Callable
 
 import torch
+
+from flowrl.run.packages import installed
 
 
 def find(name: str, *, sharded: bool = False) -> Callable[..., torch.optim.Optimizer]:
@@ -20,7 +21,7 @@ def find(name: str, *, sharded: bool = False) -> Callable[..., torch.optim.Optim
             f"optimizer.name = {name} does not know weights shared out by FSDP2, whose moments are shared out already; "
             "use adamw, or launch replicas (scripts/accelerate/eight_gpus.yaml)."
         )
-    if importlib.util.find_spec("bitsandbytes") is None:
+    if not installed("bitsandbytes"):
         raise ValueError(
             f"optimizer.name = {name} needs the package bitsandbytes: pip install 'flowrl[memory]', or use adamw."
         )

@@ -8,9 +8,10 @@ import os
 import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
+
+from flowrl.run.packages import installed
 
 EXTRA = "pip install 'flowrl[track]'"
 
@@ -88,10 +89,9 @@ KNOWN: Mapping[str, Callable[[Path, Mapping, int], Tracker]] = {"tensorboard": T
 
 
 def check(names: Sequence[str]) -> None:
-    """ValueError for a tracker whose package is not there; a folder of that name, as wandb leaves them, is none."""
+    """ValueError for a tracker whose package is not there."""
     for name in names:
-        found = find_spec(name)
-        if found is None or found.origin is None:
+        if not installed(name):
             raise ValueError(
                 f"log.trackers: {name} is not installed. Install it ({EXTRA}), or take it out of the list."
             )

@@ -1,12 +1,10 @@
 """flowrl/run/optimizers.py: optimisers by name, refused in one line where they cannot run."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
 
-from flowrl.run import optimizers
+from flowrl.run import optimizers, packages
 from flowrl.run.learner import Learner
 
 WIDTH = 4096  # entries from which on moments are quantised
@@ -77,7 +75,7 @@ def test_a_gradient_that_is_not_finite_leaves_eight_bit_moments_alone():
 
 
 def test_eight_bit_without_its_package_is_refused_before_a_model_is_loaded(refused, run_file, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
     line = refused("train", run_file(), "optimizer.name=adamw_8bit")
     assert "optimizer.name = adamw_8bit needs the package bitsandbytes: pip install 'flowrl[memory]'" in line
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowrl.run import resume, trackers
+from flowrl.run import packages, resume, trackers
 from flowrl.run.config import from_dict
 from flowrl.run.prepare import prepare
 from flowrl.run.train import train
@@ -180,7 +180,7 @@ def test_without_a_tracker_in_the_run_file_none_is_loaded(prepared, monkeypatch)
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_tracker_that_is_not_installed_is_refused_before_the_start(refused, run_file, monkeypatch, name):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
     line = refused("train", run_file(), f"log.trackers=[{name}]")
     assert f"log.trackers: {name} is not installed. Install it (pip install 'flowrl[track]')" in line
 
