@@ -1,6 +1,7 @@
 """From the table of an iteration to what each decision earns and how much it counts.  The same for images and text."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,6 +10,26 @@ from torch import Tensor
 from flowrl.advantages.outcome import raw
 from flowrl.groups import group_centre, group_spread
 from flowrl.recipe import Recipe
+from flowrl.vocabulary import per_rollout
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """What is known of the rollouts of *all* ranks, so that no rule has to know about processes; a row each."""
+
+    reward: Float[Tensor, "N R"]
+    group: Int[Tensor, " N"]
+    prompt: Int[Tensor, " N"]
+    root: Int[Tensor, " N"]
+    edge: Int[Tensor, "N T"]
+    noisy: Float[Tensor, "N T"]
+    log_prob_old: Float[Tensor, "N T"] | None = None  # the rest where a role asks for it
+    change: Float[Tensor, "N T"] | None = None
+
+    def of(self, kept: Bool[Tensor, " N"]) -> dict[str, Tensor]:
+        """By name, the kept rows only."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x[kept] for name, x in columns.items() if x is not None}
 
 
 @dataclass(frozen=True)
@@ -18,41 +39,52 @@ class Assigned:
     advantage: Float[Tensor, "N T"]
     weights: tuple[Float[Tensor, "N T"], ...]  # one per optimizer update, each summing to 1 over all ranks
     kept: tuple[float, ...]  # flowrl.updates.Planned.kept of each
+    chunk: Int[Tensor, " T"] | None  # of each step, where the recipe trains chunks
+    tracked: Mapping[str, Tensor]  # what the tracker gave, a row per rollout or one number
+    memory: Mapping[str, Tensor]  # what is remembered once the iteration is complete
     log: dict[str, float | int]
 
 
 def assign(
     recipe: Recipe,
-    reward: Float[Tensor, "N R"],
+    leaves: Leaves,
     reward_weight: Float[Tensor, " R"],
     valid: Bool[Tensor, " N"],
-    group: Int[Tensor, " N"],
-    edge: Int[Tensor, "N T"],
-    noisy: Float[Tensor, "N T"],
+    memory: Mapping[str, Tensor],
     *,
     update_generator: torch.Generator,
     **schedule,
 ) -> Assigned:
-    """Advantage and weights over the rollouts of *all* ranks, so that no rule has to know about processes.
+    """Advantage and weights of every rollout.
 
-    schedule: sigmas, steps, iteration and the generator of the `select` role. Rollouts whose score failed are taken out
-    of the table: they leave the statistics of their group, and get advantage and weight 0.
+    schedule: sigmas, steps, iteration, stds and slopes, and the generator of the `select` role. Rollouts whose score
+    failed are taken out of the table: they leave the statistics of their group, and get advantage and weight 0.
     """
-    known = {"reward_weight": reward_weight} | schedule
-    known |= {"reward": reward[valid], "group": group[valid], "prompt": group[valid]}
-    known |= {"edge": edge[valid], "noisy": noisy[valid]}
-    outcome = known["advantage"] = recipe.advantage(**known)
-    known["mask"] = _checked(recipe, "select", recipe.select(**known), known["noisy"])
-    credit = _checked(recipe, "credit", recipe.credit(**known), known["noisy"])
-    planned = recipe.update(**known | {"generator": update_generator})
-    weights = [_weight(recipe, known, one.leaves) for one in planned]
-    log = {
-        "group/zero_spread": _share_equal(known, reward_weight),
-        "advantage/max": float(outcome.abs().max()) if len(outcome) else 0.0,
-        "reward/invalid": int((~valid).sum()),
-    }
+    known = {"reward_weight": reward_weight, "memory": memory} | schedule | leaves.of(valid)
+    tracked = {}
+    if recipe.track and valid.any():
+        tracked, memory = recipe.track(**known)
+        known |= tracked
+    if recipe.chunks:
+        known["chunk"] = recipe.chunks(**known)
+    log = {"group/zero_spread": _share_equal(known), "reward/invalid": int((~valid).sum())}
+    if valid.any():
+        credit, weights, kept = _earned(recipe, known, update_generator)
+    else:
+        planned = recipe.update(**known | {"generator": update_generator})
+        credit, kept = torch.zeros_like(known["noisy"]), tuple(one.kept for one in planned)
+        weights = [credit] * len(planned)
+    log["advantage/max"] = float(known["advantage"].abs().max()) if "advantage" in known else 0.0
     weights = tuple(_put_back(weight, valid) for weight in weights)
-    return Assigned(_put_back(credit, valid), weights, tuple(one.kept for one in planned), log)
+    return Assigned(
+        advantage=_put_back(credit, valid),
+        weights=weights,
+        kept=kept,
+        chunk=known.get("chunk"),
+        tracked={n: _put_back(x, valid) if per_rollout(n) else x for n, x in tracked.items()},
+        memory=memory,
+        log=log,
+    )
 
 
 def reward_shares(
@@ -63,12 +95,18 @@ def reward_shares(
     return variance / variance.sum().clamp(min=torch.finfo(variance.dtype).tiny)
 
 
-_OF_LEAVES = ("reward", "group", "prompt", "edge", "noisy", "advantage", "mask")
+def _earned(recipe, known, update_generator):
+    """(credit, weight of each optimizer update, where each starts); the outcome and the mask join what is known."""
+    known["advantage"] = recipe.advantage(**known)
+    known["mask"] = _checked(recipe, "select", recipe.select(**known), known["noisy"])
+    credit = _checked(recipe, "credit", recipe.credit(**known), known["noisy"])
+    planned = recipe.update(**known | {"generator": update_generator})
+    return credit, [_weight(recipe, known, one.leaves) for one in planned], tuple(one.kept for one in planned)
 
 
 def _weight(recipe, known, leaves):
     """Weights of one optimizer update: those of the leaves that it sees, 0 elsewhere."""
-    seen = known | {name: known[name][leaves] for name in _OF_LEAVES}
+    seen = {name: x[leaves] if per_rollout(name) else x for name, x in known.items()}
     return _put_back(_checked(recipe, "weight", recipe.weight(**seen), seen["noisy"]), leaves)
 
 
@@ -79,10 +117,10 @@ def _checked(recipe, role, table, like):
     return table
 
 
-def _share_equal(known, reward_weight):
+def _share_equal(known):
     """Share of the groups whose rewards are all equal."""
     group = known["group"]
-    equal = group_spread(raw(known["reward"], reward_weight), group) == 0
+    equal = group_spread(raw(known["reward"], known["reward_weight"]), group) == 0
     return len(group[equal].unique()) / max(len(group.unique()), 1)
 
 

@@ -18,16 +18,19 @@ from flowrl.recipe import Noising, Recipe, Rollout, Snapshot, frozen
 MENUS = {  # where a bare function name of a role is looked up, and what a function of that role asks for first
     "rollout.kernel": (("samplers.kernels",), ("latents",)),
     "rollout.density": (("samplers.density",), ("next_latents",)),
-    "rollout.noisy": (("samplers.noise_plans",), ("steps",)),
+    "rollout.noisy": (("samplers.noise_plans", "samplers.merges"), ("steps",)),
+    "rollout.forks": (("samplers.fork_plans",), ("noisy",)),
     "rollout.noise": (("samplers.noise",), ("own",)),
     "rollout.solver": (("samplers.solvers",), ("velocity",)),
     "noising.times": (("samplers.times",), ("draws",)),
     "noising.elbo": (("flowrl.objectives.elbos",), ("velocity",)),
+    "track": (("flowrl.memory.trackers",), ("reward", "divergence")),
     "advantage": (
         ("flowrl.advantages.outcome", "flowrl.advantages.many_rewards", "flowrl.advantages.history"),
         ("reward",),
     ),
     "credit": (("flowrl.advantages.tree", "flowrl.advantages.steps"), ("advantage", "state_reward")),
+    "chunks": (("flowrl.objectives.chunks",), ("steps", "change")),
     "select": (("flowrl.objectives.select",), ("noisy",)),
     "update": (("flowrl.updates",), ("group",)),
     "weight": (("flowrl.objectives.weights",), ("mask",)),
@@ -47,13 +50,15 @@ OPTIONAL = (
     "rollout.noise",
     "rollout.solver",
     "noising.elbo",
+    "track",
+    "chunks",
     "ratio",
 )
 
 
 def changed(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """The recipe with all changes made: functions first, then numbers, so that their order does not matter."""
-    functions = {k: v for k, v in changes.items() if _menu_of(k)}
+    functions = {k: v for k, v in changes.items() if _menu_of(k) and (k != "rollout.forks" or isinstance(v, str))}
     numbers = {k: v for k, v in changes.items() if k not in functions}
     for key, value in functions.items():
         absent = value is None and key in OPTIONAL
@@ -198,7 +203,10 @@ def _plain_value(section, path, name, value):
     if name != "forks":
         return None if value is None and kind == float | None else as_type(value, _one_type(kind), setting)
     if not isinstance(value, Mapping):
-        raise ValueError(f"{setting} = {value!r}: expected {{step: children}}, such as {{0: 2, 3: 2}}.")
+        known = ", ".join(menu("rollout.forks"))
+        raise ValueError(
+            f"{setting} = {value!r}: expected {{step: children}}, such as {{0: 2, 3: 2}}, or one of {known}."
+        )
     return {as_type(t, int, setting): as_type(n, int, setting) for t, n in value.items()}
 
 

@@ -4,8 +4,11 @@ from dataclasses import fields
 from inspect import cleandoc, getsourcefile, getsourcelines, unwrap
 from pathlib import Path
 
+import torch
+
 from flowrl.part import Part
 from flowrl.recipe import Recipe
+from flowrl.visual.trainer import noisy_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,7 +21,7 @@ def explain(recipe: Recipe, docstring: str) -> str:
     settings += _settings(recipe, "", besides=("rollout", "noising", "penalties", "snapshots"))
     plain = [(role, value) for role, value in settings if not isinstance(value, Part) and value not in ({}, None)]
     lines += [f"{role} = {value}" for role, value in plain]
-    lines += [f"leaves = {recipe.rollout.leaves} per prompt (derived)"]
+    lines += [f"leaves = {_leaves(recipe)} per prompt (derived)"]
     lines += [f"snapshots.{name} = {_rule(rule)}" for name, rule in recipe.snapshots.items()]
     acts = [(role, value) for role, value in settings if isinstance(value, Part)]
     acts += [(f"penalty x {scale}", value) for scale, value in recipe.penalties]
@@ -29,6 +32,12 @@ def explain(recipe: Recipe, docstring: str) -> str:
 
 def _settings(section, prefix, besides=()):
     return [(prefix + f.name, getattr(section, f.name)) for f in fields(section) if f.name not in besides]
+
+
+def _leaves(recipe):
+    """Of the first iteration, on an even schedule."""
+    steps = recipe.rollout.steps
+    return recipe.rollout.leaves(tuple(noisy_steps(recipe, torch.linspace(1, 0, steps + 1), 0, 0)))
 
 
 def _rule(rule):

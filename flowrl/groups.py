@@ -76,6 +76,15 @@ def group_spread(x: Rows, index: Index, weight: Weight = None) -> Rows:
     return (largest - smallest)[inverse]
 
 
+def group_sparsity(x: Rows, index: Index) -> Rows:
+    """Hoyer's (sqrt(n) - L1 / L2) / (sqrt(n) - 1) of the n values of a group: 0 if constant, 1 if all but one are 0."""
+    largest = _like(group_count(index), x).to(x).sqrt()
+    one, two = group_sum(x.abs(), index), group_sum(x**2, index).sqrt()
+    differs = (group_spread(x, index) > 0) & (two > 0)
+    sparse = (largest - one / two.clamp(min=1e-30)) / (largest - 1).clamp(min=1e-6)
+    return torch.where(differs, sparse, 0)
+
+
 def _dense(index: Tensor) -> tuple[Tensor, int]:
     values, inverse = index.unique(return_inverse=True)
     return inverse, len(values)

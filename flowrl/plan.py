@@ -1,16 +1,18 @@
 """What a run will do, counted before a network is touched."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from flowrl import randomness
-from flowrl.assign import assign
+from flowrl.assign import Leaves, assign
 from flowrl.recipe import Recipe
-from flowrl.visual.trainer import noisy_steps
+from flowrl.visual.trainer import noisy_steps, of_kernel
 from flowrl.vocabulary import CURRENT, split
 from samplers import tree_layout
 from samplers.kernels import bind
+from samplers.layout import depths
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,23 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     Raises ValueError for a plan that cannot work: noise at the last step, equal siblings, a step without noise.
     """
     plan = recipe.rollout
-    noisy = noisy_steps(recipe, seed, iteration)
+    noisy = noisy_steps(recipe, sigmas, seed, iteration)
     check(recipe, noisy, sigmas)
-    layout = tree_layout(prompts * plan.roots, plan.steps, plan.forks)
-    found = _assigned(recipe, layout, prompts, noisy, sigmas, seed, iteration)
+    layout = tree_layout(prompts * plan.roots, plan.steps, noisy, plan.forks_at(noisy), apart=plan.apart)
+    found = _assigned(recipe, layout, noisy, sigmas, seed, iteration)
     trained = [_trained(recipe, layout, weight, found.advantage) for weight in found.weights]
     edges, calls = sum(e for e, _ in trained), sum(c for _, c in trained)
+    if not calls:
+        raise ValueError(f"select: {recipe.select.name} leaves no decision to train at iteration {iteration}.")
     rollout_calls = sum(layout.frontier[:-1])
-    kept = {t for s in noisy for t in (s, s + 1)} | {plan.steps}
     drawn_by, updates = plan.drawn_by(iteration), len(found.weights)
     recorded = "elbo_old" in recipe.needs & recipe.recorded and (drawn_by != "current" or updates > 1)
     passes = _rows(plan.guidance)
     once = _trained(recipe, layout, torch.stack(found.weights).sum(0), found.advantage)[1]
     return Counts(
-        leaves=prompts * plan.leaves,
+        leaves=len(layout.edge),
         states=sum(layout.frontier),
-        states_stored=sum(layout.frontier[t] for t in kept),
+        states_stored=int(layout.kept.sum()),
         edges=len(layout.source),
         rollout_calls=rollout_calls,
         train_edges=edges,
@@ -61,20 +64,31 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     )
 
 
-def _assigned(recipe, layout, prompts, noisy, sigmas, seed, iteration):
+def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
     """Which decisions count, on made-up rewards that differ."""
-    leaves = len(layout.edge)
-    reward = torch.linspace(1, 2, leaves // prompts)[:, None] ** 2  # positive, and nobody has exactly the mean
+    plan, edge = recipe.rollout, layout.edge
+    prompt = layout.leaf_root // plan.roots
+    place = torch.arange(len(edge)) % int(prompt.bincount().max())  # within its prompt
+    change = torch.where(edge >= 0, 1.0 / (1 + torch.arange(plan.steps)), 0)
+    leaves = Leaves(
+        reward=torch.linspace(0, 1, int(place.max()) + 1)[place][:, None] ** 2,  # nobody has exactly the mean
+        group=prompt * (len(noisy) if plan.apart else 1) + layout.branch,
+        prompt=prompt,
+        root=layout.leaf_root,
+        edge=edge,
+        noisy=((edge >= 0) & layout.noisy[edge]).float(),
+        log_prob_old=torch.zeros(edge.shape),
+        change=change,
+    )
     return assign(
         recipe,
-        reward=reward.repeat(prompts, 1),
-        reward_weight=torch.ones(1),
-        valid=torch.ones(leaves, dtype=torch.bool),
-        group=torch.arange(prompts).repeat_interleave(leaves // prompts),
-        edge=layout.edge,
-        noisy=torch.zeros(layout.edge.shape).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0),
+        leaves,
+        torch.ones(1),
+        torch.ones(len(edge), dtype=torch.bool),
+        {},
         sigmas=sigmas,
-        steps=recipe.rollout.steps,
+        **of_kernel(recipe, sigmas, noisy),
+        steps=plan.steps,
         iteration=iteration,
         generator=randomness.generator(seed, iteration, "select"),
         update_generator=randomness.generator(seed, iteration, "minibatches"),
@@ -111,32 +125,34 @@ def _forwards_per_call(recipe):
 
 def check_all(recipe: Recipe, sigmas: torch.Tensor, *, seed: int, updates: int) -> None:
     """`check` for every update of a run: a plan that draws may fit at one iteration and not at another."""
-    for noisy in {noisy_steps(recipe, seed, iteration) for iteration in range(updates)}:
-        check(recipe, noisy, sigmas)
+    plans = {tuple(noisy_steps(recipe, sigmas, seed, iteration).items()) for iteration in range(updates)}
+    for noisy in plans:
+        check(recipe, dict(noisy), sigmas)
 
 
-def check(recipe: Recipe, noisy: tuple[int, ...], sigmas: torch.Tensor) -> None:
+def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> None:
     """Refuse what could only fail later: no noise, a last step that draws, equal siblings, a noisy step of std 0."""
-    plan, last = recipe.rollout, recipe.rollout.steps - 1
+    plan, forks = recipe.rollout, recipe.rollout.forks_at(noisy)
     if recipe.noising is not None:
         _check_levels(recipe, sigmas)
     elif not noisy:
         raise ValueError("rollout.noisy names no step: without noise there is no decision to train.")
-    if wrong := [t for t in noisy if not 0 <= t < last]:
-        raise ValueError(
-            f"rollout.noisy: step {wrong[0]} of {plan.steps} has zero transition noise (sigma_next = 0) or does not "
-            f"exist; steps 0..{last - 1} may draw noise."
-        )
-    for t, children in plan.forks.items():
+    for t, children in forks.items():
         if t not in noisy or children < 2:
             raise ValueError(
                 f"rollout.forks: {{{t}: {children}}} makes no different children; fork at a noisy step {list(noisy)} "
                 "into 2 or more."
             )
-    zero = torch.zeros(1, 1)
-    for t in noisy:
-        kernel = bind(plan.kernel.bound, sigmas=sigmas, step=torch.tensor(t), steps=plan.steps)
-        _, std = kernel(zero, zero, sigmas[t : t + 1], sigmas[t + 1 : t + 2])
+    try:
+        tree_layout(1, plan.steps, noisy, forks, apart=plan.apart)
+    except ValueError as error:
+        raise ValueError(f"rollout.noisy: {error}") from None
+    if plan.leaves(noisy) < 2:
+        raise ValueError(f"rollout.roots = {plan.roots} and rollout.forks = {dict(forks)} make groups of one.")
+    for t, length in noisy.items():
+        known = {"step": torch.tensor(t), "depth": depths(plan.steps, noisy, apart=plan.apart)[t]}
+        kernel = bind(plan.kernel.bound, sigmas=sigmas, steps=plan.steps, **known)
+        _, std = kernel(torch.zeros(1, 1), torch.zeros(1, 1), sigmas[t : t + 1], sigmas[t + length : t + length + 1])
         if not float(std) > 0:
             raise ValueError(
                 f"rollout.kernel {plan.kernel.name} draws no noise at step {t} (std {float(std)}): nothing can be "

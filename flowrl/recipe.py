@@ -1,6 +1,6 @@
 """A method is a Recipe: which pure function fills each role, and with what numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 
@@ -44,19 +44,26 @@ class Rollout:
 
     steps: int  # T
     roots: int  # independent initial noises per prompt
-    forks: Mapping[int, int] = field(default_factory=dict)  # {step: children of each state}
+    forks: Mapping[int, int] | Part = field(default_factory=dict)  # {step: children of each state}, or noisy -> that
+    apart: bool = False  # every noisy step leaves the deterministic path by itself
     kernel: Part | None = None  # what a noisy step draws from
     density: Part | None = None  # log-prob of what was drawn
-    noisy: Part | None = None  # which steps are noisy; none: all follow the ODE
+    noisy: Part | None = None  # which steps are noisy [and how many they span]; none: all follow the ODE
     noise: Part | None = None  # how the noise of siblings relates
     solver: Part | None = None  # multi-step, in place of Euler steps where no step is noisy
     guidance: float = 1.0  # classifier-free; 1 runs no unconditional pass
     by: str = "current"  # who draws: "current" or a snapshot's name
     by_after: int = 0  # updates before `by` takes over from the current policy
 
-    @property
-    def leaves(self) -> int:
-        return self.roots * prod(self.forks.values())
+    def forks_at(self, noisy: Sequence[int]) -> Mapping[int, int]:
+        """{step: children of each state} where these steps are noisy."""
+        return self.forks(noisy=tuple(noisy)) if isinstance(self.forks, Part) else self.forks
+
+    def leaves(self, noisy: Sequence[int]) -> int:
+        """Rollouts of each prompt where these steps are noisy."""
+        forks = self.forks_at(noisy)
+        children = [forks.get(t, 1) for t in noisy]
+        return self.roots * (sum(children) if self.apart and children else prod(children))
 
     def drawn_by(self, iteration: int) -> str:
         """Who draws in the update of this number (from 0)."""
@@ -79,8 +86,10 @@ class Recipe:
 
     rollout: Rollout
     noising: Noising | None = None  # only where points are taken on noise
+    track: Part | None = None  # reward, memory       -> more, memory  what updates learn from those before
     advantage: Part  # reward, group        -> [N]     who did better than their peers
     credit: Part  # advantage, edge      -> [N, T]  which decisions earned it
+    chunks: Part | None = None  # steps                -> [T]     which steps are trained as one
     select: Part  # noisy, ...           -> [N, T]  which decisions are trained
     update: Part  # group                -> optimizer updates, in order
     weight: Part  # mask                 -> [N, T]  how much each counts
@@ -98,8 +107,19 @@ class Recipe:
 
     @property
     def recorded(self) -> set[str]:
-        """Names of the policy that drew: log_prob_old, and elbo_old unless a snapshot is called `old`."""
-        return {"log_prob_old"} if "old" in self.snapshots else {"log_prob_old", "elbo_old"}
+        """Names of the policy that drew: log_prob_old, and elbo_old and mean_old unless a snapshot is called `old`."""
+        return {"log_prob_old"} if "old" in self.snapshots else {"log_prob_old", "elbo_old", "mean_old"}
+
+    @property
+    def asks(self) -> set[str]:
+        """Quantities that the roles ask for which work on the table of an iteration."""
+        parts = [self.track, self.advantage, self.credit, self.chunks, self.select, self.update, self.weight]
+        return {n for p in parts if p for n in p.needs}
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Quantities that the tracker adds."""
+        return getattr(self.track.fn, "gives", ()) if self.track else ()
 
     @property
     def suffixes(self) -> set[str]:

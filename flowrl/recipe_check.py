@@ -1,29 +1,35 @@
 """Whether the parts of a recipe fit together; a ValueError names the role that cannot work."""
 
 from flowrl import vocabulary
-from flowrl.part import nearest
+from flowrl.part import Part, nearest
 
 _SCHEDULE = ("steps", "iteration", "generator")
-_LEAVES = ("reward", "reward_weight", "group", "prompt")
-_TABLE = (*_LEAVES, "edge", "noisy", "sigmas", "steps", "iteration", "generator")
-_PATH = ("step", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight")
+_LEAVES = ("reward", "reward_weight", "group", "prompt", "root")
+_KERNEL = ("sigmas", "stds", "slopes")
+_TABLE = (*_LEAVES, "edge", "noisy", "log_prob_old", *_KERNEL, "steps", "iteration", "generator")
+_CHUNKS = ("chunk", "change")
+_PATH = ("step", "depth", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight", "mask")
 _NOISE = ("sigma", "x0", "noise", "latents", "peers", "advantage", "weight")
 AVAILABLE = {  # what is known when a role acts; roles not listed see a row's quantities and those of snapshots
-    "rollout.kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas", "step", "steps"),
+    "rollout.kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas", "step", "steps", "depth"),
     "rollout.density": ("next_latents", "mean", "std"),
-    "rollout.noisy": _SCHEDULE,
+    "rollout.noisy": (*_SCHEDULE, "sigmas", "forks"),
+    "rollout.forks": ("noisy",),
     "rollout.noise": ("own", "shared"),
     "rollout.solver": ("velocity", "latents", "prompt", "sigmas"),
     "noising.times": ("draws", "generator", "sigmas"),
     "noising.elbo": ("velocity", "x0", "noise", "sigma"),
+    "track": (*_LEAVES, "memory"),
     "advantage": _LEAVES,
     "credit": (*_TABLE, "advantage"),
-    "select": (*_TABLE, "advantage"),
+    "chunks": ("steps", "change"),
+    "select": (*_TABLE, *_CHUNKS, "advantage"),
     "update": ("group", "generator", "iteration"),
-    "weight": (*_TABLE, "advantage", "mask"),
-    "points": ("tree", "advantage", "weight", "drawn"),
+    "weight": (*_TABLE, *_CHUNKS, "advantage", "mask"),
+    "points": ("tree", "advantage", "weight", "drawn", "chunk"),
     "decay": ("refresh",),
 }
+_TRACKED = ("advantage", "credit", "select", "weight")  # roles that see what the tracker gives
 ON_PATH = (*_PATH, "velocity", "mean", "std", "log_prob")
 ON_NOISE = (*_NOISE, "velocity", "elbo")
 
@@ -36,11 +42,12 @@ def check_recipe(recipe) -> None:
     _check_snapshots(recipe)
     if recipe.couples:
         _check_coupled(recipe)
+    _check_table(recipe)
 
 
 def _check_rollout(recipe):
     plan, on_noise = recipe.rollout, recipe.noising is not None
-    if plan.leaves < 2:
+    if plan.roots < 2 and not plan.forks:
         raise ValueError(
             f"rollout.roots = {plan.roots} makes groups of one: a group needs at least 2 rollouts, "
             "or all advantages are 0. Raise rollout.roots or add rollout.forks."
@@ -67,7 +74,7 @@ def _check_rollout(recipe):
 
 def _check_part(recipe, role, filled):
     where = "decay" if role.startswith("snapshots.") else role
-    known = AVAILABLE.get(where) or _of_a_row(recipe)
+    known = (*(AVAILABLE.get(where) or _of_a_row(recipe)), *(recipe.gives if where in _TRACKED else ()))
     for number, takes in filled.takes.items():
         if takes.default is takes.empty and number not in filled.numbers:
             raise ValueError(f"{role}: {filled.name} needs a value for {number!r}: set {role}.{number}.")
@@ -79,6 +86,8 @@ def _check_part(recipe, role, filled):
             )
         if quantity == "elbo" and recipe.noising.elbo is None:
             raise ValueError(f"{role}: {filled.name} asks for {name!r}: set noising.elbo.")
+        if quantity == "chunk" and recipe.chunks is None:
+            raise ValueError(f"{role}: {filled.name} asks for {name!r}: set chunks.")
     if "ratio" in filled.needs and recipe.ratio is None:
         raise ValueError(f"{role}: {filled.name} asks for the ratio, but the recipe has none.")
 
@@ -104,6 +113,28 @@ def _check_snapshots(recipe):
                 f"snapshots.{name}.guidance = {rule.guidance}: expected 1 (none) or more, for a snapshot that a part "
                 "asks for; who draws has rollout.guidance."
             )
+
+
+def _check_table(recipe):
+    plan, asked = recipe.rollout, recipe.asks | set(recipe.points.needs)
+    if recipe.chunks is not None and "chunk" not in asked:
+        raise ValueError("chunks has no effect: no part asks for the chunk of a step.")
+    for name in _KERNEL[1:]:
+        if name in asked and plan.kernel is None:
+            raise ValueError(f"a part asks for {name!r}, but nothing is drawn: set rollout.noisy and rollout.kernel.")
+    if plan.apart and plan.noisy is None:
+        raise ValueError("rollout.apart has no effect: no step draws noise (rollout.noisy).")
+    if plan.noisy is not None and "forks" in plan.noisy.needs and isinstance(plan.forks, Part):
+        raise ValueError(
+            f"rollout.noisy = {plan.noisy.name} asks for the forks and rollout.forks = {plan.forks.name} for the noisy "
+            "steps. Set rollout.forks to {step: children}."
+        )
+    several = recipe.update.name != "once" or plan.by != "current"
+    if "mean_old" in recipe.needs & recipe.recorded and several:
+        raise ValueError(
+            "a part asks for 'mean_old' in more updates than one, or of a snapshot that draws: keep it as snapshots.old "
+            "(snapshots.old.decay: constant, snapshots.old.decay.share: 0)."
+        )
 
 
 def _check_coupled(recipe):

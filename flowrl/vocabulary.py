@@ -34,6 +34,7 @@ VOCABULARY = {
     "mask": Quantity("[N, T]; of a row [B, K]", "1 where the decision is trained; of a row: where it belongs to it"),
     "chunk": Quantity("[T]", "number of the chunk of steps that a step belongs to, -1 for none"),
     "change": Quantity("[N, T]", "how far a step moved the latents, relative to their size"),
+    "stage_share": Quantity("[N, R]", "of each reward in a self-paced mixture"),
     "advantage": Quantity("[N], then [N, T], then [B, K]", "how much better than its peers; dimensionless"),
     "weight": Quantity("[N, T], then [B, K]", "share of the loss; sums to 1 per optimiser update over all ranks"),
     "step": Quantity("[B, K]", "schedule index before the step; 0 is the noisiest"),
@@ -72,6 +73,11 @@ VOCABULARY = {
 }
 
 CURRENT = ""
+
+
+def per_rollout(name: str) -> bool:
+    """Whether a quantity has a row for every rollout while advantages are assigned."""
+    return name == "log_prob_old" or (name in VOCABULARY and VOCABULARY[name].shape.startswith("[N"))
 
 
 def split(name: str) -> tuple[str, str]:

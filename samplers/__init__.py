@@ -1,7 +1,8 @@
 """From noise to latents: kernels, densities, schedules, noise plans, trees and solvers.  Imports torch alone."""
 
 from samplers import candidates, density, fork_plans, kernels, merges, noise, noise_plans, schedules, solvers
-from samplers.tree import RolloutTree, TreeLayout, rollout, tree_layout
+from samplers.layout import TreeLayout, tree_layout
+from samplers.tree import RolloutTree, rollout
 
 __all__ = [
     "RolloutTree",

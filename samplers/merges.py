@@ -1,6 +1,7 @@
-"""How many steps a noisy jump spans: (sigmas) -> {step: length}; the jump ends at sigmas[step + length].
+"""Which steps draw noise, and how many each jump spans: (steps, sigmas) -> {step: length}.
 
-Several low-entropy steps are merged into one with more noise; the other steps follow the ODE.
+A jump ends at sigmas[step + length]. Several low-entropy steps are merged into one with more noise; the others follow
+the ODE.
 """
 
 import math
@@ -12,14 +13,14 @@ from samplers.kernels import flow_sde
 
 
 def merged(
-    sigmas: Float[Tensor, " T1"], *, eta: float = 0.7, threshold: float = 2.2, within: float = 0.5
+    steps: int, sigmas: Float[Tensor, " T1"], *, eta: float = 0.7, threshold: float = 2.2, within: float = 0.5
 ) -> dict[int, int]:
     """{step: steps that one Flow-SDE jump from it spans}, just enough for its entropy.  E-GRPO.  arXiv:2601.00423
 
     Of the first `within` of the steps. A jump is long enough where noise_power reaches the threshold (the unit is OUR
     READING); a step from which no jump short of the picture is, is left out.
     """
-    steps, found = len(sigmas) - 1, {}
+    found = {}
     power = [noise_power(sigmas, eta=eta, length=n) for n in range(1, steps)]
     for t in range(min(int(within * steps), steps - 1)):
         long_enough = [n for n in range(1, steps - t) if float(power[n - 1][t]) >= threshold]

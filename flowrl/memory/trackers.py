@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.advantages.outcome import raw
-from flowrl.groups import group_centre, group_count, group_max, group_mean, group_spread, group_std, group_sum
+from flowrl.groups import group_centre, group_max, group_mean, group_sparsity, group_spread, group_std
 
 Memory = Mapping[str, Tensor]
 Tracked = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -114,21 +114,12 @@ def self_paced(
     if not 1 <= len(tau) <= max(stages, 1):
         raise ValueError(f"self_paced: {len(tau)} values of tau for {stages} rewards: expected one for each at most.")
     level = reward.new_tensor([*tau, *[tau[-1]] * (stages - len(tau))])
-    sparse = hoyer_sparsity(reward, group)
+    sparse = group_sparsity(reward, group)
     competence = (sharpness * (group_mean(reward, group) - level)).sigmoid()
     onward = torch.cat([sparse[:, 1:], torch.zeros_like(sparse[:, :1])], 1)
     share = (temperature * (competence + beta * (sparse - onward))).softmax(1)
     mixed = (reward * reward_weight * share).sum(1, keepdim=True)
     return {"reward": mixed, "reward_weight": torch.ones_like(mixed[0]), "stage_share": share}, dict(memory)
-
-
-def hoyer_sparsity(reward: Reward, group: PerRollout) -> Reward:
-    """(sqrt(G) - L1 / L2) / (sqrt(G) - 1) of each reward in its group: 0 if constant, 1 if all but one are 0."""
-    largest = group_count(group)[:, None].to(reward).sqrt()
-    one, two = group_sum(reward.abs(), group), group_sum(reward**2, group).sqrt()
-    differs = (group_spread(reward, group) > 0) & (two > 0)
-    sparse = (largest - one / two.clamp(min=1e-30)) / (largest - 1).clamp(min=1e-6)
-    return torch.where(differs, sparse, 0)
 
 
 def best_path(
@@ -183,3 +174,12 @@ def _mean_and_std(x, needed=1):
     if len(x) < needed:
         return None
     return x[0] - group_centre(x, everyone)[0], group_std(x, everyone, ddof=0)[0]
+
+
+# what each adds to the table
+per_prompt.gives = ("history_mean", "history_std")
+beta_counts.gives = ("expected",)
+proficiency.gives = ("proficiency_mean", "proficiency_std")
+self_paced.gives = ("reward", "reward_weight", "stage_share")
+best_path.gives = ("best_advantage",)
+adaptive_coefficient.gives = ("coefficient",)

@@ -63,7 +63,8 @@ def _quantities(policy, rows, computed, recipe, sigmas):
     out = {"velocity": _velocity(policy, rows, latents, sigma)}
     if "next_latents" in rows and computed & {"mean", "std", "log_prob"}:
         known = {"latents": latents, "sigma": sigma, "sigma_next": rows["sigma_next"].flatten()}
-        known |= {"sigmas": sigmas, "step": rows["step"].flatten(), "steps": len(sigmas) - 1}
+        known |= {"sigmas": sigmas, "steps": len(sigmas) - 1}
+        known |= {name: rows[name].flatten() for name in ("step", "depth")}
         out["mean"], out["std"] = recipe.rollout.kernel(**known, **out)
         if "log_prob" in computed:
             out["log_prob"] = recipe.rollout.density(next_latents=rows["next_latents"].flatten(0, 1), **out)

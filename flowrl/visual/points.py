@@ -1,4 +1,4 @@
-"""Where the policy is evaluated: (tree, advantage [N, T], weight [N, T][, drawn]) -> Points.
+"""Where the policy is evaluated: (tree, advantage [N, T], weight [N, T][, drawn][, chunk]) -> Points.
 
 B rows, K decisions per row. A function here turns the tables of an update into rows, each distinct row once.
 """
@@ -79,21 +79,51 @@ def on_path(tree: RolloutTree, advantage: Float[Tensor, "N T"], weight: Float[Te
     edge, row = tree.edge[trained].unique(return_inverse=True)
     total = weight.new_zeros(len(edge)).index_add_(0, row, weight[trained])
     gain = weight.new_zeros(len(edge)).index_add_(0, row, weight[trained] * advantage[trained])
-    order = tree.source[edge].argsort(stable=True)
-    columns = _transitions(tree, edge[order], (gain / total)[order], total[order])
+    return _in_rows(tree, edge[:, None], (gain / total)[:, None], total[:, None])
+
+
+def on_chunks(
+    tree: RolloutTree,
+    advantage: Float[Tensor, "N T"],
+    weight: Float[Tensor, "N T"],
+    chunk: Int[Tensor, " T"],
+) -> Points:
+    """The trained transitions of a rollout's chunk in a row: K is the longest chunk, mask [B, K] is 0 where one is shorter.
+
+    A chunk that several leaves share is one row, as in on_path.
+    """
+    number, place = chunk.clamp(min=0), torch.arange(len(chunk)) - torch.searchsorted(chunk.clamp(min=0), chunk)
+    inside, shape = chunk >= 0, (len(weight), int(chunk.max()) + 1, int(chunk.bincount().max()))
+    edge, share, gain = (x.new_full(shape, empty) for x, empty in ((tree.edge, -1), (weight, 0), (weight, 0)))
+    at = (slice(None), number[inside], place[inside])
+    edge[at] = torch.where(weight > 0, tree.edge, -1)[:, inside]
+    share[at], gain[at] = weight[:, inside], (weight * advantage)[:, inside]
+    edge, share, gain = (x.flatten(0, 1) for x in (edge, share, gain))
+    some = (edge >= 0).any(1)
+    edge, row = edge[some].unique(dim=0, return_inverse=True)
+    share, gain = (x.new_zeros(edge.shape).index_add_(0, row, x[some]) for x in (share, gain))
+    return _in_rows(tree, edge, torch.where(share > 0, gain / share, 0), share)
+
+
+def _in_rows(tree, edge, advantage, weight):
+    """Points of edges [B, K], -1 where a row has no more; there its last edge stands in, so that nothing new is run."""
+    mask, edge = edge >= 0, torch.where(edge >= 0, edge, edge.max(1, keepdim=True).values)
+    order = tree.source[edge[:, 0]].argsort(stable=True)
+    columns = _transitions(tree, *(x[order] for x in (edge, advantage, weight, mask.to(weight.dtype))))
     assert bool(((columns["call"] >= 0) & (columns["next_latents"] >= 0)).all()), (
         "a trained transition was not kept by the rollout"
     )
     assert not bool(columns["log_prob_old"].isnan().any()), "a deterministic step has no log-prob to train on"
-    drawn = tree.log_prob.isfinite().nonzero()[:1, 0].cpu()
-    none = weight.new_zeros(len(drawn))
-    spare = _transitions(tree, drawn, none, none) | {"call": torch.full((len(drawn), 1), -1)}
+    drawn = tree.noisy.nonzero()[:1].expand(-1, edge.shape[1])
+    none = torch.zeros(drawn.shape, dtype=weight.dtype)
+    spare = _transitions(tree, drawn, none, none, none) | {"call": torch.full(drawn.shape, -1)}
     return Points(columns, {"latents": tree.states, "next_latents": tree.states}, spare)
 
 
-def _transitions(tree, edge, advantage, weight):
-    """The columns of some edges, a row each."""
-    columns = {
+def _transitions(tree, edge, advantage, weight, mask):
+    """The columns of some edges, [B, K] each."""
+    return {
+        "prompt": tree.edge_prompt[edge[:, 0]],
         "call": tree.source[edge],
         "latents": tree.source[edge],
         "next_latents": tree.target[edge],
@@ -101,10 +131,11 @@ def _transitions(tree, edge, advantage, weight):
         "sigma_next": tree.sigmas[tree.step_next[edge]],
         "advantage": advantage,
         "weight": weight,
+        "mask": mask,
         "log_prob_old": tree.log_prob.cpu()[edge],
         "step": tree.step[edge],
+        "depth": tree.depth[edge],
     }
-    return {"prompt": tree.edge_prompt[edge]} | {name: x[:, None] for name, x in columns.items()}
 
 
 @dataclass(frozen=True)

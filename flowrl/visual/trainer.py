@@ -1,6 +1,6 @@
 """The loop body: prompts -> tree -> rewards -> advantages -> points -> optimizer updates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flowrl import randomness, vocabulary
-from flowrl.assign import Assigned, assign, reward_shares
+from flowrl.assign import Assigned, Leaves, assign, reward_shares
+from flowrl.objectives.chunks import relative_change
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
 from flowrl.visual.evaluate import evaluate
@@ -16,7 +17,8 @@ from flowrl.visual.points import Drawn
 from flowrl.visual.policy import Example, Policy, uncounted
 from flowrl.visual.ranks import Ranks, in_step, is_spare
 from rewards.table import RewardTable
-from samplers import RolloutTree, rollout
+from samplers import RolloutTree, kernels, rollout
+from samplers.layout import depths, lengths
 
 Score = Callable[[Tensor, Sequence[Example], Tensor], RewardTable]  # images, example of each, group of each
 
@@ -31,14 +33,18 @@ def update(
     seed: int,
     iteration: int,
     batch_size: int,
+    prompts: Sequence[int] | None = None,
+    memory: Mapping[str, Tensor] | None = None,
     ranks: Ranks | None = None,
-) -> dict[str, float | int | str]:
+) -> tuple[dict[str, float | int | str], Mapping[str, Tensor]]:
     """One iteration of any visual recipe: a rollout of `examples`, a group each, and its optimizer updates.
 
-    Returns what to log. Snapshots follow at its end; they are taken before the first one by policy.snapshot(..., 0).
+    Returns what to log, and the memory for the next iteration. Snapshots follow at its end; they are taken before the
+    first one by policy.snapshot(..., 0).
 
     learner:    see train_step; its optimiser holds policy.trainable()
     batch_size: rows per network call of the rollout
+    prompts:    number of each example that names its prompt for good; by default its place
     """
     ranks = ranks or Ranks()
     first, mine = ranks.share(examples)
@@ -47,13 +53,15 @@ def update(
     with policy.at(recipe.rollout.drawn_by(iteration)):
         tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size, ranks=ranks)
     rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
-    table = score(policy.decode(tree.leaves()), [mine[g - first] for g in tree.group.tolist()], tree.group)
-    assigned = _assign(recipe, tree, noisy, table, ranks, **named)
+    of_leaf = [mine[r // recipe.rollout.roots] for r in tree.root.tolist()]
+    table = score(policy.decode(tree.leaves()), of_leaf, tree.group)
+    prompts = range(len(examples)) if prompts is None else prompts
+    assigned = _assign(recipe, tree, noisy, table, prompts, memory or {}, ranks, **named)
     log = assigned.log | {"rollout_calls": rollout_calls}
     log |= learn(policy, recipe, tree, assigned, learner, ranks, **named)
     for name, rule in recipe.snapshots.items():
         policy.snapshot(name, rule, iteration + 1)
-    return log
+    return log, assigned.memory
 
 
 def learn(
@@ -72,7 +80,7 @@ def learn(
     The first is on-policy if the current policy drew; the others compare with what the policy that drew had recorded.
     """
     on_policy = recipe.rollout.drawn_by(iteration) == "current"
-    views = {"tree": tree, "advantage": assigned.advantage}
+    views = {"tree": tree, "advantage": assigned.advantage, "chunk": assigned.chunk}
     if recipe.noising:
         views["drawn"] = draw_levels(recipe, tree, seed=seed, iteration=iteration)
         if "elbo_old" in recipe.needs & recipe.recorded and not (on_policy and len(assigned.weights) == 1):
@@ -112,15 +120,14 @@ def roll_out(
     first_group: int = 0,
     batch_size: int | None = None,
     ranks: Ranks | None = None,
-) -> tuple[RolloutTree, tuple[int, ...]]:
+) -> tuple[RolloutTree, dict[int, int]]:
     """(tree, noisy steps): every example becomes `roots` trees of one group, numbered from `first_group` on."""
-    plan = recipe.rollout
-    noisy = noisy_steps(recipe, seed, iteration)
+    plan, sigmas = recipe.rollout, policy.sigmas(recipe.rollout.steps)
+    noisy = noisy_steps(recipe, sigmas, seed, iteration)
     group = first_group + torch.arange(len(examples)).repeat_interleave(plan.roots)
     members = [(g, m) for g in range(first_group, first_group + len(examples)) for m in range(plan.roots)]
     noise = [policy.noise(1, randomness.generator(seed, iteration, "initial noise", *m)) for m in members]
     prompt = _encode(policy, recipe, examples).repeat_interleave(plan.roots)
-    sigmas = policy.sigmas(plan.steps)
     bound = {
         name: getattr(plan, name).bound for name in ("kernel", "density", "noise", "solver") if getattr(plan, name)
     }
@@ -131,7 +138,8 @@ def roll_out(
         sigmas,
         **bound,
         noisy=noisy,
-        forks=plan.forks,
+        forks=plan.forks_at(noisy),
+        apart=plan.apart,
         generators=[randomness.generator(seed, iteration, "step noise", *m) for m in members],
         group=group,
     )
@@ -146,12 +154,23 @@ def _encode(policy, recipe, examples):
     return ids
 
 
-def noisy_steps(recipe: Recipe, seed: int, iteration: int) -> tuple[int, ...]:
-    """The steps that draw noise at this iteration, the same on every rank."""
-    if recipe.rollout.noisy is None:
-        return ()
+def noisy_steps(recipe: Recipe, sigmas: Tensor, seed: int, iteration: int) -> dict[int, int]:
+    """{step that draws noise at this iteration: steps that it spans}, the same on every rank."""
+    plan = recipe.rollout
+    if plan.noisy is None:
+        return {}
     named = randomness.generator(seed, iteration, "noise plan")
-    return recipe.rollout.noisy(steps=recipe.rollout.steps, iteration=iteration, generator=named)
+    known = {"steps": plan.steps, "sigmas": sigmas, "forks": plan.forks, "iteration": iteration, "generator": named}
+    return lengths(plan.noisy(**known))
+
+
+def of_kernel(recipe: Recipe, sigmas: Tensor, noisy: Mapping[int, int]) -> dict[str, Tensor]:
+    """stds and slopes of the kernel at every step, as if it drew noise there; nothing where no part asks for them."""
+    if not {"stds", "slopes"} & recipe.asks:
+        return {}
+    plan = recipe.rollout
+    depth = depths(plan.steps, noisy, apart=plan.apart)
+    return dict(zip(("stds", "slopes"), kernels.scales(plan.kernel.bound, sigmas, depth=depth), strict=True))
 
 
 def draw_levels(recipe: Recipe, tree: RolloutTree, *, seed: int, iteration: int) -> Drawn:
@@ -189,21 +208,30 @@ def _record(policy, recipe, views, weights, learner) -> Drawn:
     return replace(drawn, elbo_old=found.view_as(drawn.sigma))
 
 
-def _assign(recipe, tree, noisy, table, ranks, seed, iteration):
+def _assign(recipe, tree, noisy, table, prompts, memory, ranks, seed, iteration):
     """What this rank's leaves earned, computed on the table of all ranks."""
-    edges = ranks.gather(torch.tensor([len(tree.source)]))
-    edge, rows = ranks.place(torch.where(tree.edge >= 0, tree.edge + int(edges[: ranks.index].sum()), -1))
-    reward, valid, group = (ranks.gather(x) for x in (table.value, table.valid, table.group))
-    drawn = torch.zeros(edge.shape, dtype=reward.dtype).index_fill_(1, torch.tensor(noisy, dtype=torch.long), 1.0)
+    before = ranks.gather(torch.tensor([[len(tree.source), int(tree.root.max()) + 1]]))[: ranks.index].sum(0)
+    edge, rows = ranks.place(torch.where(tree.edge >= 0, tree.edge + before[0], -1))
+    reward, valid, group, root = (ranks.gather(x) for x in (table.value, table.valid, table.group, tree.root + before[1]))
+    per_prompt = len(noisy) if recipe.rollout.apart else 1  # groups
+    leaves = Leaves(
+        reward=reward,
+        group=group,
+        prompt=torch.tensor(prompts)[group // per_prompt],
+        root=root,
+        edge=edge,
+        noisy=ranks.gather(_on_path(tree, tree.noisy, False).to(reward.dtype)),
+        log_prob_old=ranks.gather(_on_path(tree, tree.log_prob.cpu(), torch.nan)) if "log_prob_old" in recipe.asks else None,
+        change=ranks.gather(_on_path(tree, _change(tree), 0.0)) if "change" in recipe.asks else None,
+    )
     found = assign(
         recipe,
-        reward,
+        leaves,
         table.weight,
         valid,
-        group,
-        edge,
-        drawn,
+        memory,
         sigmas=tree.sigmas,
+        **of_kernel(recipe, tree.sigmas, noisy),
         steps=recipe.rollout.steps,
         iteration=iteration,
         generator=randomness.generator(seed, iteration, "select"),
@@ -216,7 +244,24 @@ def _assign(recipe, tree, noisy, table, ranks, seed, iteration):
     if len(table.names) > 1 and valid.any():
         shares = reward_shares(reward[valid], table.weight, group[valid])
         log |= {f"reward_share/{name}": share for name, share in zip(table.names, shares.tolist(), strict=True)}
-    return Assigned(found.advantage[rows], tuple(w[rows] for w in found.weights), found.kept, log)
+    tracked = {name: x[rows] if vocabulary.per_rollout(name) else x for name, x in found.tracked.items()}
+    mine = {"advantage": found.advantage[rows], "weights": tuple(w[rows] for w in found.weights), "tracked": tracked}
+    return replace(found, **mine, log=log)
+
+
+def _on_path(tree, per_edge, absent):
+    """[E] -> [N, T]: of the edges that each leaf took."""
+    return torch.where(tree.edge >= 0, per_edge[tree.edge], absent)
+
+
+def _change(tree):
+    """How far each kept edge moved the latents, relative to their size; a few at a time, since latents are large."""
+    kept = (tree.source >= 0) & (tree.target >= 0)
+    found, device = torch.zeros(len(kept)), tree.states.device
+    for edges in kept.nonzero()[:, 0].split(64):
+        before, after = (tree.states[x[edges].to(device)][:, None] for x in (tree.source, tree.target))
+        found[edges] = relative_change(before, after)[:, 0].float().cpu()
+    return found
 
 
 class _Watch:

@@ -250,7 +250,7 @@ def test_steps_are_integers_so_that_no_level_is_looked_up_by_its_value():
 
 
 def test_the_layout_knows_all_sizes_before_any_network_call():
-    layout = tree_layout(3, 4, {1: 2})
+    layout = tree_layout(3, 4, (1,), {1: 2})
     assert layout.frontier == (3, 3, 6, 6, 6) and layout.edge.shape == (6, 4)
     assert layout.leaf_root.tolist() == [0, 0, 1, 1, 2, 2]
     assert bool((layout.root[layout.edge] == layout.leaf_root[:, None]).all())

@@ -1,0 +1,167 @@
+"""Who follows whom in a rollout, as integer tables, known before any network call.
+
+R roots, N leaves, T steps, S states, E edges (transitions). Edges are numbered step by step, in the order of the moves;
+states are numbered too: the roots are 0..R-1, and edge e leads to state R + e.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Move:
+    """Edges that leave one level together: all of them drawn or all determined, all of one length."""
+
+    step: int
+    step_next: int
+    noisy: bool
+    parents: slice  # of the states of the level, in the order in which they arrive
+    children: int  # of each parent, consecutive
+
+    @property
+    def edges(self) -> int:
+        return (self.parents.stop - self.parents.start) * self.children
+
+
+@dataclass(frozen=True)
+class TreeLayout:
+    """The tables of R trees, and the moves that make them."""
+
+    moves: tuple[Move, ...]
+    arrivals: tuple[tuple[int, ...], ...]  # per level 0..T the moves whose states make it up, in order; roots: none
+    frontier: tuple[int, ...]  # states of each level
+    source: Int[Tensor, " E"]  # state an edge leaves, 0..R+E-1
+    step: Int[Tensor, " E"]  # schedule index before it
+    step_next: Int[Tensor, " E"]  # and after it
+    noisy: Bool[Tensor, " E"]  # drawn, not determined
+    root: Int[Tensor, " E"]  # root it descends from
+    edge: Int[Tensor, "N T"]  # edge that leaf n took at step t, -1 for none; a shared prefix shares ids
+    leaf_root: Int[Tensor, " N"]
+    branch: Int[Tensor, " N"]  # which of the noisy steps made it, where each stands apart; else 0
+
+    def level(self, t: int) -> Int[Tensor, " n"]:
+        """The states before step t (or the leaves), in the order in which they arrive."""
+        if not self.arrivals[t]:
+            return torch.arange(self.frontier[0] if t == 0 else 0)
+        first = [0, *accumulate(m.edges for m in self.moves)]
+        return self.frontier[0] + torch.cat([torch.arange(first[i], first[i + 1]) for i in self.arrivals[t]])
+
+    @property
+    def final(self) -> Int[Tensor, " N"]:
+        """State of each leaf."""
+        return self.frontier[0] + self.edge.max(1).values
+
+    @property
+    def kept(self) -> Bool[Tensor, " S"]:
+        """The states that are needed after the rollout: the finals and both ends of every drawn edge."""
+        roots, drawn = self.frontier[0], self.noisy.nonzero()[:, 0]
+        kept = torch.zeros(roots + len(self.source), dtype=torch.bool)
+        kept[torch.cat([self.source[drawn], roots + drawn, self.final])] = True
+        return kept
+
+
+def tree_layout(
+    roots: int,
+    steps: int,
+    noisy: Mapping[int, int] | Sequence[int] = (),
+    forks: Mapping[int, int] | None = None,
+    *,
+    apart: bool = False,
+) -> TreeLayout:
+    """The tables of `roots` trees.
+
+    noisy: steps that draw, or {step: steps that its jump spans}; the others follow the ODE
+    forks: {noisy step: children of each state}, one elsewhere
+    apart: every noisy step leaves the deterministic path of its root by itself, and its children follow the ODE to the
+           end; else the noisy steps follow each other on every path
+    """
+    jumps, forks = lengths(noisy), dict(forks or {})
+    _check(steps, jumps, forks, apart)
+    moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart)
+    return _tables(roots, steps, moves, arrivals, frontier, jumps if apart else None)
+
+
+def lengths(noisy: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
+    """{step: steps that its jump spans} in order, 1 where nothing else is said."""
+    return dict(sorted(noisy.items() if isinstance(noisy, Mapping) else dict.fromkeys(noisy, 1).items()))
+
+
+def depths(steps: int, noisy: Mapping[int, int] | Sequence[int], *, apart: bool = False) -> Int[Tensor, " T"]:
+    """Drawn edges before each step, on the way to it."""
+    before = torch.zeros(steps, dtype=torch.long)
+    for t in () if apart else lengths(noisy):
+        before[t + 1 :] += 1
+    return before
+
+
+def _moves(roots, steps, jumps, forks, apart):
+    """(moves, which of them arrive at each level, states of each level)."""
+    moves, last = [], max(jumps, default=-1)
+    arrivals, frontier = [[] for _ in range(steps + 1)], [roots] + [0] * steps
+
+    def move(t, length, noisy, parents, children):
+        arrivals[t + length].insert(0 if not noisy else len(arrivals[t + length]), len(moves))  # the path goes first
+        moves.append(Move(t, t + length, noisy, parents, children))
+        frontier[t + length] += moves[-1].edges
+
+    for t in range(steps):
+        everyone = slice(0, frontier[t])
+        if t in jumps and not apart:
+            move(t, jumps[t], True, everyone, forks.get(t, 1))
+            continue
+        if t in jumps:
+            move(t, jumps[t], True, slice(0, roots), forks.get(t, 1))
+        onward = slice(roots if apart and t == last else 0, frontier[t])  # the path ends where it was last left
+        if onward.stop > onward.start:
+            move(t, 1, False, onward, 1)
+    return tuple(moves), tuple(map(tuple, arrivals)), tuple(frontier)
+
+
+def _tables(roots, steps, moves, arrivals, frontier, jumps):
+    """Follow the moves with numbers in the place of latents."""
+    start = torch.arange(roots), torch.arange(roots), torch.full((roots, steps), -1)
+    reached, columns, edges = [], [], 0  # (state, root, path of edges to it) of the edges of each move
+    for move in moves:
+        level = [reached[i] for i in arrivals[move.step]]
+        found = map(torch.cat, zip(*level, strict=True)) if level else start
+        source, root, path = (x[move.parents].repeat_interleave(move.children, 0) for x in found)
+        own, edges = edges + torch.arange(len(source)), edges + len(source)
+        path[:, move.step] = own
+        reached.append((roots + own, root, path))
+        facts = (torch.full((len(own),), x) for x in (move.step, move.step_next, move.noisy))
+        columns.append((source, *facts, root))
+    source, step, step_next, noisy, root = map(torch.cat, zip(*columns, strict=True))
+    _, leaf_root, edge = map(torch.cat, zip(*(reached[i] for i in arrivals[steps]), strict=True))
+    drawn = (edge >= 0) & noisy[edge]
+    branch = torch.searchsorted(torch.tensor(list(jumps)), drawn.int().argmax(1)) if jumps else leaf_root * 0
+    order = (leaf_root * (len(jumps or ()) + 1) + branch).argsort(stable=True)
+    tables = edge[order], leaf_root[order], branch[order]
+    return TreeLayout(moves, arrivals, frontier, source, step, step_next, noisy, root, *tables)
+
+
+def _check(steps, jumps, forks, apart):
+    if wrong := [t for t in jumps if not 0 <= t < steps - 1]:
+        raise ValueError(
+            f"noisy steps {list(jumps)}: only steps 0..{steps - 2} of {steps} may draw noise; step {wrong[0]} has "
+            "zero transition noise (sigma_next = 0) or does not exist."
+        )
+    for t, length in jumps.items():
+        if length < 1 or t + length > steps - 1:
+            raise ValueError(
+                f"a jump from step {t} over {length} steps: it spans 1 or more, and ends at step {steps - 1} of "
+                f"{steps} or before."
+            )
+        if inside := [s for s in jumps if t < s < t + length and not apart]:
+            raise ValueError(f"step {inside[0]} draws noise, but the jump from step {t} over {length} steps skips it.")
+    for t, children in forks.items():
+        if children < 1:
+            raise ValueError(f"forks[{t}] = {children}: a state has at least one child.")
+        if t not in jumps and children > 1:
+            raise ValueError(
+                f"a fork at step {t}, which draws no noise, makes equal children; noisy steps: {list(jumps)}."
+            )
