@@ -1,6 +1,6 @@
 """A method is a Recipe: which pure function fills each role, and with what numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 
@@ -55,11 +55,11 @@ class Rollout:
     by: str = "current"  # who draws: "current" or a snapshot's name
     by_after: int = 0  # updates before `by` takes over from the current policy
 
-    def forks_at(self, noisy: Sequence[int]) -> Mapping[int, int]:
+    def forks_at(self, noisy: Collection[int]) -> Mapping[int, int]:
         """{step: children of each state} where these steps are noisy."""
         return self.forks(noisy=tuple(noisy)) if isinstance(self.forks, Part) else self.forks
 
-    def leaves(self, noisy: Sequence[int]) -> int:
+    def leaves(self, noisy: Collection[int]) -> int:
         """Rollouts of each prompt where these steps are noisy."""
         forks = self.forks_at(noisy)
         children = [forks.get(t, 1) for t in noisy]

@@ -105,7 +105,7 @@ def loop():
 
     def update(policy, recipe, learner, iteration=0, batch_size=64, examples=examples, score=score, seed=0, **changes):
         changes |= {"seed": seed, "iteration": iteration, "batch_size": batch_size}
-        return trainer.update(policy, recipe, examples, score, learner, **changes)
+        return trainer.update(policy, recipe, examples, score, learner, **changes)[0]
 
     def gradient(policy, recipe, micro_batch, **changes):
         """(gradient of one update, its log), before any clipping or step."""

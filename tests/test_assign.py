@@ -3,30 +3,37 @@
 import pytest
 import torch
 
-from flowrl.assign import assign, reward_shares
+from flowrl.assign import Leaves, assign, reward_shares
 from flowrl.part import part
 from flowrl.randomness import generator
 from flowrl.recipes.visual.steps import flow_grpo
-from flowrl.visual.trainer import noisy_steps
-from samplers import tree_layout
+from flowrl.visual.trainer import noisy_steps, of_kernel
+from samplers import schedules, tree_layout
 
 
 def table(recipe, groups=2, columns=1):
-    """(reward, reward_weight, valid, group, edge, noisy) of `groups` prompts under the recipe's own tree."""
+    """[reward, reward_weight, valid, group, edge, noisy, root] of `groups` prompts under the recipe's own tree."""
     plan = recipe.rollout
-    layout = tree_layout(groups * plan.roots, plan.steps, plan.forks)
+    noisy = noisy_steps(recipe, schedules.linear(plan.steps), 0, 0)
+    layout = tree_layout(groups * plan.roots, plan.steps, noisy, plan.forks_at(noisy), apart=plan.apart)
     leaves = len(layout.edge)
     reward = torch.rand(leaves, columns, generator=torch.Generator().manual_seed(0))
-    noisy = torch.zeros(leaves, plan.steps)
-    noisy[:, list(noisy_steps(recipe, 0, 0))] = 1
-    group = torch.arange(groups).repeat_interleave(leaves // groups)
-    return [reward, torch.ones(columns), torch.ones(leaves, dtype=torch.bool), group, layout.edge, noisy]
+    drawn = ((layout.edge >= 0) & layout.noisy[layout.edge]).float()
+    group = layout.leaf_root // plan.roots * (len(noisy) if plan.apart else 1) + layout.branch
+    valid = torch.ones(leaves, dtype=torch.bool)
+    return [reward, torch.ones(columns), valid, group, layout.edge, drawn, layout.leaf_root]
 
 
 def ask(recipe, rows):
-    known = {"sigmas": torch.linspace(1, 0, recipe.rollout.steps + 1), "steps": recipe.rollout.steps, "iteration": 0}
+    reward, reward_weight, valid, group, edge, noisy, root = rows
+    steps = recipe.rollout.steps
+    change = 1.0 / (1 + torch.arange(steps)).expand(edge.shape)
+    seen = Leaves(reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change)
+    known = {"sigmas": schedules.linear(steps), "steps": steps, "iteration": 0} | of_kernel(
+        recipe, schedules.linear(steps), noisy_steps(recipe, schedules.linear(steps), 0, 0)
+    )
     generators = {"generator": generator(0, "select"), "update_generator": generator(0, "minibatches")}
-    found = assign(recipe, *rows, **known, **generators)
+    found = assign(recipe, seen, reward_weight, valid, {}, **known, **generators)
     (weight,) = found.weights
     return found.advantage, weight, found.log
 

@@ -37,7 +37,7 @@ def row_quantities(**changes):
     return rows | changes
 
 
-LAYOUT = tree_layout(3, 4, {0: 2, 2: 2})
+LAYOUT = tree_layout(3, 4, range(3), {0: 2, 2: 2})
 LEAVES = len(LAYOUT.edge)
 REWARD, WEIGHT, GROUP = draw(LEAVES, 2).abs(), torch.tensor([1.0, 0.5]).double(), LAYOUT.leaf_root
 
@@ -119,7 +119,7 @@ def test_a_mask_is_0_or_1_and_lies_within_what_was_drawn(public):
     noisy = torch.zeros(6, 8)
     noisy[:, 2:7] = 1
     table = {"advantage": torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0, -2.0]), "noisy": noisy, "iteration": 3}
-    table |= {"edge": tree_layout(1, 8, {0: 2, 4: 3}).edge, "group": torch.zeros(6, dtype=torch.long)}
+    table |= {"edge": tree_layout(1, 8, range(7), {0: 2, 4: 3}).edge, "group": torch.zeros(6, dtype=torch.long)}
     table |= {"chunk": torch.tensor([0, 0, 0, 1, 1, 2, 2, -1]), "change": torch.rand(6, 8) + 0.1}
     mask = ask(public, **table, generator=generator(0, "select"))
     assert bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any(1).all())

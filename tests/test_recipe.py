@@ -2,15 +2,16 @@
 
 import pytest
 
-from flowrl import decays
+from flowrl import decays, updates
 from flowrl import recipe as recipes
 from flowrl.advantages import outcome
 from flowrl.objectives import clipped, penalties, select
 from flowrl.part import Part, part
 from flowrl.recipe import Snapshot, frozen
-from flowrl.recipes.visual.steps import dance_grpo, flow_grpo
+from flowrl.recipes.visual.steps import dance_grpo, flow_grpo, grpo_guard
 from flowrl.recipes.visual.trees import branch_grpo
-from samplers import kernels
+from flowrl.visual.trainer import noisy_steps
+from samplers import kernels, schedules
 
 
 def refusal(build):
@@ -22,13 +23,17 @@ def refusal(build):
 
 
 def test_every_recipe_builds_and_has_a_group_of_at_least_two(recipe):
-    assert recipe.rollout.leaves >= 2 and recipe.check() is recipe
+    plan, sigmas = recipe.rollout, schedules.linear(recipe.rollout.steps)
+    assert plan.leaves(tuple(noisy_steps(recipe, sigmas, 0, 0))) >= 2 and recipe.check() is recipe
 
 
 def test_leaves_follow_from_roots_and_forks():
-    assert flow_grpo().rollout.leaves == 16 and dance_grpo().rollout.leaves == 12
-    assert branch_grpo().rollout.leaves == 16
-    assert branch_grpo().but(rollout={"roots": 3}).rollout.leaves == 48
+    """Children multiply along a path; where noisy steps stand apart, they add up."""
+    everywhere = range(19)
+    assert flow_grpo().rollout.leaves(everywhere) == 16 and dance_grpo().rollout.leaves(everywhere) == 12
+    assert branch_grpo().rollout.leaves(everywhere) == 16
+    assert branch_grpo().but(rollout={"roots": 3}).rollout.leaves(everywhere) == 48
+    assert branch_grpo().but(rollout={"roots": 3, "apart": True}).rollout.leaves((0, 3, 6, 7)) == 3 * 7
 
 
 def test_a_part_tells_quantities_from_numbers_by_the_star():
@@ -79,15 +84,19 @@ def test_a_snapshot_without_effect_is_refused():
     assert said.startswith("snapshots.anchor has no effect")
 
 
-def test_a_snapshot_named_old_must_exist_where_more_than_the_recorded_log_prob_is_asked_for():
-    """Only log_prob_old is recorded by the rollout; a mean_old has to be computed."""
+def test_a_snapshot_named_old_must_exist_where_more_than_is_recorded_is_asked_for():
+    """log_prob_old is recorded by the rollout; a velocity_old has to be computed, and mean_old in a second update."""
 
-    def drift(mean, mean_old):
-        return ((mean - mean_old) ** 2).flatten(2).mean(2)
+    def drift(velocity, velocity_old):
+        return ((velocity - velocity_old) ** 2).flatten(2).mean(2)
 
     changed = dance_grpo().but(penalties=((1.0, part(drift)),))
     assert "snapshots has no 'old'" in refusal(changed.check)
-    assert changed.but(snapshots={"old": Snapshot(part(decays.constant, share=0.0))}).check()
+    old = {"old": Snapshot(part(decays.constant, share=0.0))}
+    assert changed.but(snapshots=old).check()
+    several = grpo_guard().check().but(update=part(updates.minibatches, count=2))
+    assert "'mean_old' in more updates than one" in refusal(several.check)
+    assert several.but(snapshots=several.snapshots | old).check()
 
 
 @pytest.mark.parametrize("role", ["advantage", "credit", "select", "weight", "points", "ratio", "objective"])

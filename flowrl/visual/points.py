@@ -88,14 +88,14 @@ def on_chunks(
     weight: Float[Tensor, "N T"],
     chunk: Int[Tensor, " T"],
 ) -> Points:
-    """The trained transitions of a rollout's chunk in a row: K is the longest chunk, mask [B, K] is 0 where one is shorter.
+    """The trained transitions of a chunk in a row; K is the longest chunk, and mask [B, K] is 0 where one is shorter.
 
     A chunk that several leaves share is one row, as in on_path.
     """
-    number, place = chunk.clamp(min=0), torch.arange(len(chunk)) - torch.searchsorted(chunk.clamp(min=0), chunk)
-    inside, shape = chunk >= 0, (len(weight), int(chunk.max()) + 1, int(chunk.bincount().max()))
+    inside, place = chunk >= 0, (chunk[:, None] == chunk).tril(-1).sum(1)  # how many of its chunk come before a step
+    shape = len(weight), int(chunk.max()) + 1, int(place[inside].max()) + 1
     edge, share, gain = (x.new_full(shape, empty) for x, empty in ((tree.edge, -1), (weight, 0), (weight, 0)))
-    at = (slice(None), number[inside], place[inside])
+    at = (slice(None), chunk[inside], place[inside])
     edge[at] = torch.where(weight > 0, tree.edge, -1)[:, inside]
     share[at], gain[at] = weight[:, inside], (weight * advantage)[:, inside]
     edge, share, gain = (x.flatten(0, 1) for x in (edge, share, gain))

@@ -159,7 +159,7 @@ def test_a_lone_trainable_step_is_not_rescaled_and_one_without_noise_earns_0():
 
 def test_gains_may_be_scored_on_a_tree():
     """Leaves that share a prefix share its gains."""
-    layout = tree_layout(1, 4, {0: 2, 2: 3})
+    layout = tree_layout(1, 4, (0, 2), {0: 2, 2: 3})
     value = draw(len(layout.source))
     score = torch.cat([torch.zeros(6, 1).double(), value[layout.edge]], dim=1)
     ours = steps.gain(score, layout.edge, layout.leaf_root)

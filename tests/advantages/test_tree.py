@@ -24,9 +24,9 @@ def ragged_trees(draw):
 def build(case):
     """(edge [N, T], group [N], advantage [N])."""
     roots, forks, kept, values, one_group = case
-    layout = tree_layout(roots, len(forks), dict(enumerate(forks)))
+    layout = tree_layout(roots, len(forks) + 1, range(len(forks)), dict(enumerate(forks)))
     group = torch.zeros(len(kept), dtype=torch.long) if one_group else layout.leaf_root[kept]
-    return layout.edge[kept], group, torch.tensor(values, dtype=torch.float64)[kept] / 4
+    return layout.edge[kept, :-1], group, torch.tensor(values, dtype=torch.float64)[kept] / 4
 
 
 def naive_values(advantage, edge, t):
@@ -229,7 +229,7 @@ def test_one_child_everywhere_earns_the_leafs_advantage():
 
 def test_levels_sum_to_0_under_a_flat_back_up_of_centred_leaves():
     """TreeGRPO, b = w = 3: all nodes of a level have as many leaves."""
-    edge = tree_layout(1, 5, {1: 3, 2: 3, 3: 3}).edge
+    edge = tree_layout(1, 5, (1, 2, 3), {1: 3, 2: 3, 3: 3}).edge
     advantage = torch.randn(27, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     value = tree.edge_softmax(advantage - advantage.mean(), edge, torch.zeros(27, 5, dtype=torch.float64))
     torch.testing.assert_close(value.sum(0), torch.zeros(5, dtype=torch.float64), atol=1e-9, rtol=0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flowrl.advantages import outcome
+from flowrl.groups import group_sparsity
 from flowrl.memory import trackers
 
 ONE = torch.ones(1)
@@ -101,10 +102,10 @@ def paced(reward, group=GROUP, memory=None, **numbers):
 
 def test_hoyer_sparsity_is_0_for_constants_and_1_for_one_hot():
     reward = torch.tensor([[0.3, 0.0, 0.0, 0.2], [0.3, 0.7, 0.0, 0.0], [0.3, 0.0, 0.0, 0.0], [0.3, 0.0, 0.0, 0.2]])
-    ours = trackers.hoyer_sparsity(reward, torch.zeros(4, dtype=torch.long))
+    ours = group_sparsity(reward, torch.zeros(4, dtype=torch.long))
     expected = [0, 1, 0, (2 - math.sqrt(2)) / 1]
     torch.testing.assert_close(ours, torch.tensor(expected).expand(4, 4), atol=1e-6, rtol=0)
-    assert not trackers.hoyer_sparsity(torch.tensor([[0.4]]), torch.zeros(1, dtype=torch.long)).any()
+    assert not group_sparsity(torch.tensor([[0.4]]), torch.zeros(1, dtype=torch.long)).any()
 
 
 def test_one_reward_is_left_as_it_is():

@@ -73,7 +73,7 @@ def test_a_chunk_in_which_more_changes_is_drawn_more_often():
     assert both.tolist() == pytest.approx([float(x) for x in then], abs=0.015)
 
 
-LAYOUT = tree_layout(1, 20, {0: 2, 3: 2, 6: 2, 9: 2})
+LAYOUT = tree_layout(1, 20, range(19), {0: 2, 3: 2, 6: 2, 9: 2})
 EDGE, GROUP, EVERY = LAYOUT.edge, torch.zeros(16, dtype=torch.long), torch.ones(16, 20)
 REWARD = torch.randn(16, generator=torch.Generator().manual_seed(1))
 

@@ -14,7 +14,7 @@ def test_every_decision_counts_the_same_under_token_mean():
 
 def test_every_distinct_transition_counts_the_same_under_edge_mean():
     """branch_grpo: 218 edges, of which the last step's 16 are not trained."""
-    edge = tree_layout(1, 20, {0: 2, 3: 2, 6: 2, 9: 2}).edge
+    edge = tree_layout(1, 20, range(19), {0: 2, 3: 2, 6: 2, 9: 2}).edge
     mask = torch.ones(edge.shape)
     mask[:, -1] = 0
     weight = weights.edge_mean(mask, edge)

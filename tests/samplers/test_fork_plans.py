@@ -7,7 +7,7 @@ def test_a_tree_forks_at_every_noisy_step():
     """TreeGRPO, 3 children in a window of 3: 27 leaves, 39 trained edges out of 13 states."""
     forks = fork_plans.every_noisy((2, 3, 4), children=3)
     assert forks == {2: 3, 3: 3, 4: 3}
-    layout = tree_layout(1, 10, forks)
+    layout = tree_layout(1, 10, tuple(forks), forks)
     assert layout.frontier[-1] == 27
     trained = [int((layout.step == t).sum()) for t in (2, 3, 4)]
     assert trained == [3, 9, 27] and sum(layout.frontier[t] for t in (2, 3, 4)) == 13

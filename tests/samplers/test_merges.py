@@ -47,16 +47,16 @@ def test_entropy_grows_with_the_length_of_a_jump():
 
 def test_the_first_half_of_sixteen_steps_is_merged_as_published():
     """Threshold 2.2: five steps stay single, the next three span two."""
-    assert merges.merged(SIGMAS) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 2}
+    assert merges.merged(16, SIGMAS) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 2}
 
 
 def test_without_a_threshold_no_step_is_merged():
-    assert merges.merged(SIGMAS, threshold=-math.inf, within=1.0) == dict.fromkeys(range(15), 1)
+    assert merges.merged(16, SIGMAS, threshold=-math.inf, within=1.0) == dict.fromkeys(range(15), 1)
 
 
 @pytest.mark.parametrize("threshold", [1.0, 3.0, 6.0, 1e9])
 def test_a_jump_is_the_shortest_that_is_long_enough_and_ends_short_of_the_picture(threshold):
-    found = merges.merged(SIGMAS, threshold=threshold, within=1.0)
+    found = merges.merged(16, SIGMAS, threshold=threshold, within=1.0)
     for t, length in found.items():
         assert t + length <= 15 and merges.noise_power(SIGMAS, length=length)[t] >= threshold
         assert length == 1 or merges.noise_power(SIGMAS, length=length - 1)[t] < threshold

@@ -45,7 +45,8 @@ def frontier(ready):
     from samplers import tree_layout
 
     rollout = ready.recipe.rollout
-    return tree_layout(rollout.roots, rollout.steps, rollout.forks).frontier[:-1]
+    noisy = range(rollout.steps - 1) if rollout.noisy else ()
+    return tree_layout(rollout.roots, rollout.steps, noisy, rollout.forks).frontier[:-1]
 
 
 def test_an_update_holds_little_beside_what_it_needs(measured):

@@ -1,12 +1,13 @@
 """Methods that place noise on the steps of a straight rollout."""
 
 from flowrl import updates
-from flowrl.advantages import outcome, tree
+from flowrl.advantages import history, many_rewards, outcome, steps, tree
+from flowrl.memory import trackers
 from flowrl.objectives import clipped, penalties, ratios, select, weights
 from flowrl.part import part
-from flowrl.recipe import Recipe, Rollout, frozen
+from flowrl.recipe import Recipe, Rollout, copied, frozen
 from flowrl.visual import points
-from samplers import density, kernels, noise, noise_plans
+from samplers import density, fork_plans, kernels, noise, noise_plans
 
 
 def flow_grpo() -> Recipe:
@@ -67,4 +68,95 @@ def dance_grpo() -> Recipe:
         select=part(select.random_steps, fraction=0.6),
         penalties=(),
         snapshots={},
+    )
+
+
+def ddpo() -> Recipe:
+    """DDPO: DDIM steps with eta 1, rewards compared with the last ones of the same prompt.  arXiv:2305.13301
+
+    Four pictures of a prompt per update are OUR READING: a prompt's history is full after four updates.
+    """
+    return flow_grpo().but(
+        rollout={"steps": 50, "roots": 4, "kernel": part(kernels.ddim, eta=1.0)},
+        track=part(trackers.per_prompt, size=16, needed=16),
+        advantage=part(history.against_history, eps=1e-6, clamp=5.0),
+        penalties=(),
+        snapshots={},
+    )
+
+
+def loop() -> Recipe:
+    """LOOP: DDPO with the mean of the other pictures of the prompt as its baseline.  arXiv:2503.00897"""
+    return ddpo().but(track=None, advantage=part(outcome.rloo))
+
+
+def rloo() -> Recipe:
+    """RLOO: Flow-GRPO with the mean of the others as baseline, divided by no spread.  arXiv:2402.14740"""
+    return flow_grpo().but(advantage=part(outcome.rloo))
+
+
+def mix_grpo() -> Recipe:
+    """MixGRPO: noise and training inside a window that moves on, each reward by itself.  arXiv:2507.21802
+
+    One initial noise: the way to the window is shared, and the group forks where it begins.
+    """
+    return dance_grpo().but(
+        rollout={
+            "steps": 25,
+            "forks": part(fork_plans.first_noisy, children=12),
+            "kernel": part(kernels.flow_sde, eta=0.7),
+            "noisy": part(noise_plans.progressive, width=4, every=25),
+        },
+        advantage=part(many_rewards.per_reward, ddof=1, eps=1e-8, clamp=5.0),
+        select=part(select.drawn),
+    )
+
+
+def flow_grpo_fast_branch() -> Recipe:
+    """Flow-GRPO-Fast, branching: a shared path to a random step, nine copies, two noisy steps.  arXiv:2505.05470"""
+    return flow_grpo_fast().but(
+        rollout={
+            "roots": 1,
+            "forks": part(fork_plans.first_noisy, children=9),
+            "noisy": part(noise_plans.random_window, width=2, within=0.5),
+        }
+    )
+
+
+def tempflow_grpo() -> Recipe:
+    """TempFlow-GRPO: one noisy step earns it all, by the noise that it injects.  arXiv:2508.04324
+
+    Four initial noises with six branches each; advantage = grpo_per_noise compares the branches of one noise alone.
+    """
+    return flow_grpo().but(
+        rollout={
+            "roots": 4,
+            "forks": part(fork_plans.every_noisy, children=6),
+            "noisy": part(noise_plans.single, within=0.9),
+        },
+        advantage=part(outcome.grpo, scope="group", ddof=0, eps=1e-4, clamp=5.0),
+        credit=part(steps.noise_aware),
+    )
+
+
+def grpo_guard() -> Recipe:
+    """GRPO-Guard: a log-ratio without its negative bias, and steps of equal gradient.  arXiv:2510.22319"""
+    return flow_grpo().but(
+        credit=part(steps.per_dt),
+        ratio=part(ratios.guarded),
+        objective=part(clipped.ppo_clip, clip_low=2e-6, clip_high=2e-6),
+    )
+
+
+def flow_dppo() -> Recipe:
+    """Flow-DPPO: no clip range; steps that have moved far enough gain no more.  https://github.com/Tencent-Hunyuan/UniRL
+
+    Two updates per rollout are OUR READING: in a first one nothing has moved yet.
+    """
+    return flow_grpo().but(
+        rollout={"noisy": part(noise_plans.random_window, width=2, within=0.5)},
+        update=part(updates.minibatches, count=2),
+        objective=part(clipped.dppo, largest=1e-5),
+        penalties=(),
+        snapshots={"old": copied()},
     )

@@ -1,11 +1,11 @@
 """Methods whose rollouts branch."""
 
-from flowrl.advantages import outcome, tree
+from flowrl.advantages import many_rewards, outcome, tree
 from flowrl.objectives import clipped, select, weights
 from flowrl.part import part
 from flowrl.recipe import Recipe
-from flowrl.recipes.visual.steps import dance_grpo
-from samplers import noise
+from flowrl.recipes.visual.steps import dance_grpo, flow_grpo
+from samplers import fork_plans, kernels, merges, noise, noise_plans
 
 
 def branch_grpo() -> Recipe:
@@ -17,4 +17,57 @@ def branch_grpo() -> Recipe:
         select=part(select.drawn),
         weight=part(weights.edge_mean),
         objective=part(clipped.ppo_clip, clip_low=1e-3, clip_high=1e-3),
+    )
+
+
+def branch_grpo_depth_pruned() -> Recipe:
+    """BranchGRPO, pruned by depth: four depths are left untrained, and move up slowly.  arXiv:2509.06040"""
+    return branch_grpo().but(select=part(select.depth_pruned, first=15, count=4, every=30, stop=9))
+
+
+def branch_grpo_width_pruned() -> Recipe:
+    """BranchGRPO, pruned by width: below the last fork the better half is trained.  arXiv:2509.06040
+
+    select = extremes keeps the best and the worst quarter of the tree instead.
+    """
+    return branch_grpo().but(select=part(select.parent_top, share=0.5))
+
+
+def branch_grpo_mix() -> Recipe:
+    """BranchGRPO-Mix: noise at the forks and in a window that moves, the ODE elsewhere.  arXiv:2509.06040"""
+    return branch_grpo().but(rollout={"noisy": part(noise_plans.window_and_forks, width=4)})
+
+
+def tree_grpo_visual() -> Recipe:
+    """TreeGRPO: three children at each of three steps, values backed up by softmax.  arXiv:2512.08153
+
+    objective = reinforce with ratio = null is the loss of its algorithm; its text clips.
+    """
+    return dance_grpo().but(
+        rollout={
+            "steps": 10,
+            "forks": part(fork_plans.every_noisy, children=3),
+            "kernel": part(kernels.flow_sde, eta=0.7),
+            "noisy": part(noise_plans.geometric_window, width=3, ratio=0.5),
+        },
+        advantage=part(many_rewards.standardised),
+        credit=part(tree.edge_softmax, temperature=1.0),
+        select=part(select.drawn),
+        weight=part(weights.edge_mean),
+    )
+
+
+def e_grpo() -> Recipe:
+    """E-GRPO: high-entropy jumps off one deterministic path, a group for each; weak steps merge.  arXiv:2601.00423"""
+    return flow_grpo().but(
+        rollout={
+            "steps": 16,
+            "roots": 1,
+            "forks": part(fork_plans.every_noisy, children=12),
+            "apart": True,
+            "noisy": part(merges.merged, eta=0.7, threshold=2.2, within=0.5),
+        },
+        advantage=part(outcome.grpo, scope="group", ddof=0, eps=1e-4, clamp=5.0),
+        penalties=(),
+        snapshots={},
     )
