@@ -71,7 +71,7 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
     place = torch.arange(len(edge)) % int(prompt.bincount().max())  # within its prompt
     change = torch.where(edge >= 0, 1.0 / (1 + torch.arange(plan.steps)), 0)
     leaves = Leaves(
-        reward=torch.linspace(0, 1, int(place.max()) + 1)[place][:, None] ** 2,  # nobody has exactly the mean
+        reward=torch.linspace(0.5, 1, int(place.max()) + 1)[place][:, None] ** 2,  # positive, and nobody has the mean
         group=prompt * (len(noisy) if plan.apart else 1) + layout.branch,
         prompt=prompt,
         root=layout.leaf_root,

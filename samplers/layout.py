@@ -147,8 +147,8 @@ def _tables(roots, steps, moves, arrivals, frontier, jumps):
 def _check(steps, jumps, forks, apart):
     if wrong := [t for t in jumps if not 0 <= t < steps - 1]:
         raise ValueError(
-            f"noisy steps {list(jumps)}: only steps 0..{steps - 2} of {steps} may draw noise; step {wrong[0]} has "
-            "zero transition noise (sigma_next = 0) or does not exist."
+            f"noisy steps {list(jumps)}: only steps 0..{steps - 2} of {steps} may draw noise; step {wrong[0]} of "
+            f"{steps} has zero transition noise (sigma_next = 0) or does not exist."
         )
     for t, length in jumps.items():
         if length < 1 or t + length > steps - 1:

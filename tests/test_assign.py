@@ -3,12 +3,20 @@
 import pytest
 import torch
 
+from flowrl import updates
 from flowrl.assign import Leaves, assign, reward_shares
+from flowrl.groups import group_rank
 from flowrl.part import part
 from flowrl.randomness import generator
 from flowrl.recipes.visual.steps import flow_grpo
 from flowrl.visual.trainer import noisy_steps, of_kernel
 from samplers import schedules, tree_layout
+
+
+@pytest.fixture
+def recipe(recipe):
+    """With one update on all rollouts; tests/test_updates.py looks at others."""
+    return recipe.but(update=part(updates.once))
 
 
 def table(recipe, groups=2, columns=1):
@@ -65,9 +73,10 @@ def test_a_failed_score_leaves_its_group_as_if_it_had_never_been(recipe):
 def test_a_group_with_one_score_left_earns_0(comparing):
     """C03: [0.7, invalid, invalid, ...]."""
     rows = table(comparing)
-    rows[2][1 : len(rows[2]) // 2] = False
+    first = rows[6] < comparing.rollout.roots  # of the first prompt
+    rows[2][first] = group_rank(rows[0][first, 0], rows[3][first]) == 0
     advantage, _, log = ask(comparing, rows)
-    assert not advantage[0].any() and bool(advantage.isfinite().all()) and bool(advantage[rows[3] == 1].any())
+    assert not advantage[first].any() and bool(advantage.isfinite().all()) and bool(advantage[~first].any())
     assert log["group/zero_spread"] == 0.5
 
 
@@ -81,7 +90,7 @@ def test_no_score_at_all_is_finite_and_teaches_nothing(recipe):
 def test_equal_rewards_earn_exactly_0_and_are_counted(comparing):
     """C01: also in several columns, whose weighted sum may round."""
     rows = table(comparing, columns=5)
-    first = rows[3] == 0
+    first = rows[6] < comparing.rollout.roots  # of the first prompt
     rows[0][first] = torch.tensor([0.1, 0.7, 0.3, 0.9, 0.2])
     rows[1] = torch.tensor([0.3, 0.6, 0.1, 0.7, 1.1])
     advantage, _, log = ask(comparing, rows)
@@ -98,7 +107,7 @@ def test_rewards_by_prompt_index_earn_nothing(comparing):
 
 def test_the_order_of_rollouts_does_not_matter(recipe):
     rows = table(recipe)
-    if recipe.select.name == "random_steps":  # draws row by row
+    if recipe.select.name in ("random_steps", "random_chunks"):  # draw row by row
         recipe = recipe.but(select=flow_grpo().select)
     order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(1))
     mixed = [rows[0][order], rows[1], *(column[order] for column in rows[2:])]

@@ -37,10 +37,11 @@ def five_numbers(make_recipe):
             policy.snapshot(name, rule, 0)
         learner = Learner(policy.trainable(), lambda update: 1e-2, micro_batch=50)
         examples = [Example("0"), Example("1")]
-        logs = [
-            trainer.update(policy, recipe, examples, red, learner, seed=0, iteration=iteration, batch_size=30)
-            for iteration in range(3)
-        ]
+        logs, memory = [], {}
+        for iteration in range(3):
+            named = {"seed": 0, "iteration": iteration, "batch_size": 30, "memory": memory}
+            log, memory = trainer.update(policy, recipe, examples, red, learner, **named)
+            logs.append(log)
         weight = policy.net[0].weight
         assert weight.dtype == torch.float64
         return [*(log["reward/red"] for log in logs), logs[-1]["grad_norm"], float(weight.detach().sum())]

@@ -115,7 +115,7 @@ def test_the_nearest_quantity_is_named():
     assert "Did you mean 'log_prob'?" in refusal(flow_grpo().but(ratio=part(slip)).check)
 
 
-@pytest.mark.parametrize("name", ["group", "mask", "edge", "reward", "tree"])
+@pytest.mark.parametrize("name", ["group", "chunk", "edge", "reward", "tree"])
 def test_an_objective_that_asks_for_what_a_row_does_not_have_is_refused_before_training(name):
     """Known to the vocabulary, but only while the table of an update is at hand."""
     namespace = {}

@@ -201,7 +201,7 @@ def test_a_step_that_does_not_fork_draws_plain_noise_under_any_rule():
 
 def test_noise_at_the_last_step_is_refused():
     """C26: sigma_next = 0 leaves no transition noise."""
-    with pytest.raises(ValueError, match="step 9 has zero transition noise"):
+    with pytest.raises(ValueError, match="step 9 of 10 has zero transition noise"):
         roll(steps=10, noisy=(8, 9))
 
 

@@ -28,4 +28,4 @@ def self_paced_grpo() -> Recipe:
 
     The order of the rewards in the run file is that of the stages; they lie in [0, 1].
     """
-    return dance_grpo().but(rollout={"forks": {0: 16}}, track=part(trackers.self_paced, tau=(0.75, 0.75)))
+    return dance_grpo().but(rollout={"forks": {0: 16}}, track=part(trackers.self_paced, tau=(0.75,)))
