@@ -68,7 +68,7 @@ class Training:
     def __init__(self, prepared: Prepared, stopping: Stopping):
         self.prepared, self.stopping = prepared, stopping
         self.directory = Path(prepared.run.output)
-        self.memory: dict = {}  # what a recipe's trackers keep
+        self.memory: Mapping[str, torch.Tensor] = {}  # what the recipe's tracker keeps
         self.standing = Standing(
             pending={"iteration": 0, "seconds": 0.0, "elapsed": 0.0, "forwards": 0, "backwards": 0}
         )
@@ -163,7 +163,7 @@ class Training:
     def update(self) -> dict:
         """One update, and what it says."""
         done = self.standing.update + 1
-        log = update(self.prepared, done - 1, self.clock)
+        log, self.memory = update(self.prepared, done - 1, self.memory, self.clock)
         log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - self.began} | log
         if "nonfinite_parameter" in log:
             self.warn(

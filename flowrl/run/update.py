@@ -4,6 +4,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from flowrl import randomness
 from flowrl.allocation.prompts import balanced, shuffled
 from flowrl.recipe import Snapshot
@@ -35,8 +37,10 @@ def watched(prepared: Prepared) -> Clock:
     return clock
 
 
-def update(prepared: Prepared, iteration: int, clock: Clock | None) -> dict:
-    """One update and what it cost, summed over processes."""
+def update(
+    prepared: Prepared, iteration: int, memory: Mapping[str, Tensor], clock: Clock | None
+) -> tuple[dict, Mapping[str, Tensor]]:
+    """(log of one update and what it cost, summed over processes; what is remembered after it)."""
     run, policy = prepared.run, prepared.policy
     began, before = time.monotonic(), (policy.forwards, policy.backwards)
     if clock:
@@ -50,7 +54,7 @@ def update(prepared: Prepared, iteration: int, clock: Clock | None) -> dict:
     else:
         chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
     examples = [prepared.train[i] for i in chosen]
-    log = trainer.update(
+    log, memory = trainer.update(
         policy,
         prepared.recipe,
         examples,
@@ -59,6 +63,8 @@ def update(prepared: Prepared, iteration: int, clock: Clock | None) -> dict:
         seed=run.seed,
         iteration=iteration,
         batch_size=run.budget.batch_size,
+        prompts=chosen,
+        memory=memory,
         ranks=prepared.processes.ranks(),
     )
     if prepared.ema:
@@ -67,7 +73,7 @@ def update(prepared: Prepared, iteration: int, clock: Clock | None) -> dict:
     refuse_nan(log, iteration + 1, examples)
     if "nonfinite_parameter" in log:
         log["nonfinite_prompts"] = [e.prompt for e in examples]
-    return log | _timing(time.monotonic() - began, clock)
+    return log | _timing(time.monotonic() - began, clock), memory
 
 
 def _over_processes(prepared, log, before):

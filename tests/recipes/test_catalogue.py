@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flowrl.explain import explain
+from flowrl.part import Part
 from flowrl.recipes import PAPER, catalogue, describe, find
 from flowrl.run.config import from_dict, resolve
 from flowrl.run.prepare import load_policy, prepare
@@ -29,9 +30,13 @@ def score(images, examples, group):
 
 def cut(recipe):
     """Changes that leave the method as it is and make it small: six steps, two roots, two forks into two."""
-    forks = {t: min(children, 2) for t, children in list(recipe.rollout.forks.items())[:2]}
-    changes = {"rollout.steps": 6, "rollout.roots": min(recipe.rollout.roots, 2), "rollout.forks": forks}
-    return changes | ({"noising.draws": min(recipe.noising.draws, 4)} if recipe.noising else {})
+    changes = {"rollout.steps": 6, "rollout.roots": min(recipe.rollout.roots, 2)}
+    if isinstance(recipe.rollout.forks, Part):
+        changes["rollout.forks.children"] = 2
+    else:
+        changes["rollout.forks"] = {t: min(n, 2) for t, n in list(recipe.rollout.forks.items())[:2]}
+    changes |= {"noising.draws": min(recipe.noising.draws, 4)} if recipe.noising else {}
+    return changes | ({"chunks.sizes": [2, 3]} if recipe.chunks else {})
 
 
 @pytest.fixture(scope="module")

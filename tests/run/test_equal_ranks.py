@@ -35,11 +35,11 @@ def learn(policy, recipe, sharded):
         seen.append(torch.cat([sharding.whole(g).flatten() for g in gradients]))
     assert sharded == any(isinstance(p, sharding.DTensor) for _, p in policy.trainable())
     learner = Learner(policy.trainable(), lambda update: 2e-3, micro_batch=7, reduce=reduce, agree=process.agree)
-    examples = [Example(name) for name in "102"]
+    examples, memory = [Example(name) for name in "102"], {}
     for iteration in range(2):
         before = policy.forwards, policy.backwards
-        given = dict(seed=0, iteration=iteration, batch_size=7, ranks=process.ranks())
-        log = update(policy, recipe, examples, score, learner, **given)
+        given = dict(seed=0, iteration=iteration, batch_size=7, ranks=process.ranks(), memory=memory)
+        log, memory = update(policy, recipe, examples, score, learner, **given)
         counts.append([policy.forwards - before[0], policy.backwards - before[1], log["train_calls"]])
     weights = torch.cat([sharding.whole(p.detach()).flatten() for _, p in policy.trainable()])
     counts = [[int(x) for x in process.sum(row)] for row in counts]

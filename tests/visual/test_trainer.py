@@ -11,7 +11,7 @@ from flowrl.part import part
 from flowrl.recipe import copied
 from flowrl.recipes.visual.forward import awm, dgpo, v_grpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast
-from flowrl.recipes.visual.trees import branch_grpo
+from flowrl.recipes.visual.trees import branch_grpo, e_grpo
 from flowrl.updates import minibatches
 from flowrl.visual.policy import Example
 from flowrl.visual.ranks import Ranks
@@ -77,6 +77,24 @@ def test_a_group_is_an_example_also_where_two_have_the_same_text(toy):
     tree, _ = roll_out(toy(), flow_grpo(), [Example("1"), Example("1")], seed=0, iteration=0)
     assert tree.group.tolist() == [0] * 16 + [1] * 16 and set(tree.prompt.tolist()) == {1}
     assert len(tree.leaves().unique(dim=0)) == 32
+
+
+def test_steps_that_stand_apart_are_a_group_each_and_share_their_path(toy, loop):
+    """E-GRPO: two prompts, eight steps with twelve jumps each: one call of the path serves a step's group."""
+    recipe, policy = e_grpo(), toy()
+    tree, noisy = roll_out(policy, recipe, loop.examples[:2], seed=0, iteration=0)
+    assert len(noisy) == 8 and tree.group.bincount().tolist() == [12] * 16
+    assert tree.root.tolist() == [0] * 96 + [1] * 96
+    left = tree.source[tree.noisy]
+    assert len(left) == 192 and len(left.unique()) == 16
+    told = []
+
+    def score(images, examples, group):
+        told.append([e.prompt for e in examples])
+        return loop.score(images, examples, group)
+
+    log = loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:2], score=score)
+    assert told == [["0"] * 96 + ["1"] * 96] and log["train_calls"] == 16
 
 
 @pytest.mark.parametrize("silenced", ["initial noise", "step noise"])
