@@ -1,6 +1,6 @@
 """Lines with bands as the text of an SVG: data in, text out.  Legible on white and on dark pages alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -34,13 +34,9 @@ def chart(lines: Sequence[Line], *, title: str, note: str, x_label: str, y_label
         across, up = (x - xs[0]) / (xs[-1] - xs[0]), (y - ys[0]) / (ys[-1] - ys[0])
         return LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - TOP)
 
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{escape(title)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, '
-        'sans-serif" font-size="13">'
-    )
-    body = [head, _style(), f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="8"/>']
-    body += [_text(LEFT, 28, title, "ink", size=16, weight=600), _text(LEFT, 48, note, "faint")]
+    series = {f"s{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))}
+    body = [*page(WIDTH, HEIGHT, title, series)]
+    body += [text(LEFT, 28, title, "ink", size=16, weight=600), text(LEFT, 48, note, "faint")]
     body += _axes(xs, ys, place, x_label, y_label)
     body += [part for i, line in enumerate(lines) for part in _band(i, line, place)]
     body += [part for i, line in enumerate(lines) for part in _line(i, line, place)]
@@ -68,21 +64,41 @@ def number(x: Number) -> str:
     return f"{x:g}"
 
 
-def _style():
+def page(width: Number, height: Number, title: str, colours: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """The beginning of an SVG: its size, its colours and the empty page.
+
+    colours: class -> (on light pages, on dark ones); CLASS fills and CLASS-line strokes
+    """
+
     def rules(mode):
-        colours = LIGHT if mode == 0 else DARK
-        inks = [f".{name}{{fill:{both[mode]}}}.{name}-line{{stroke:{both[mode]}}}" for name, both in INK.items()]
-        series = [f".s{i}{{stroke:{c}}}.f{i}{{fill:{c}}}" for i, c in enumerate(colours)]
-        return "".join(inks + series)
+        pairs = {name: both[mode] for name, both in (INK | colours).items()}
+        return "".join(f".{name}{{fill:{c}}}.{name}-line{{stroke:{c}}}" for name, c in pairs.items())
 
-    return f"<style>{rules(0)}\n@media (prefers-color-scheme: dark){{{rules(1)}}}</style>"
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(title)}" font-family="system-ui, -apple-system, Segoe UI, DejaVu Sans, '
+        'sans-serif" font-size="13">'
+    )
+    yield f"<style>{rules(0)}\n@media (prefers-color-scheme: dark){{{rules(1)}}}</style>"
+    yield f'<rect class="page" width="{width}" height="{height}" rx="8"/>'
 
 
-def _text(x, y, text, ink, *, anchor="start", size=13, weight=400, turn=""):
+def text(
+    x: Number,
+    y: Number,
+    said: str,
+    ink: str,
+    *,
+    anchor: str = "start",
+    size: Number = 13,
+    weight: int = 400,
+    turn: str = "",
+) -> str:
+    """Words at a place; y is that of their base line."""
     more = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
     return (
-        f'<text class="{ink}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
-        f'font-weight="{weight}"{more}>{escape(text)}</text>'
+        f'<text class="{ink}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size:g}" '
+        f'font-weight="{weight}"{more}>{escape(said)}</text>'
     )
 
 
@@ -90,14 +106,14 @@ def _axes(xs, ys, place, x_label, y_label):
     for y in ys:
         _, v = place(xs[0], y)
         yield f'<path class="grid-line" d="M{LEFT},{v:.1f}H{RIGHT}"/>'
-        yield _text(LEFT - 8, v + 4, number(y), "faint", anchor="end")
+        yield text(LEFT - 8, v + 4, number(y), "faint", anchor="end")
     for x in xs:
         u, _ = place(x, ys[0])
         yield f'<path class="faint-line" d="M{u:.1f},{BOTTOM}v5"/>'
-        yield _text(u, BOTTOM + 20, number(x), "faint", anchor="middle")
+        yield text(u, BOTTOM + 20, number(x), "faint", anchor="middle")
     yield f'<path class="faint-line" d="M{LEFT},{BOTTOM}H{RIGHT}"/>'
-    yield _text((LEFT + RIGHT) / 2, BOTTOM + 44, x_label, "ink", anchor="middle")
-    yield _text(20, (TOP + BOTTOM) / 2, y_label, "ink", anchor="middle", turn="-90")
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 44, x_label, "ink", anchor="middle")
+    yield text(20, (TOP + BOTTOM) / 2, y_label, "ink", anchor="middle", turn="-90")
 
 
 def _path(points):
@@ -107,18 +123,18 @@ def _path(points):
 def _band(i, line, place):
     if line.band:
         low, high = ([place(x, b[k]) for (x, _), b in zip(line.points, line.band, strict=True)] for k in (0, 1))
-        yield f'<path class="f{i % len(LIGHT)}" opacity="0.13" d="{_path([*high, *reversed(low)])}Z"/>'
+        yield f'<path class="s{i % len(LIGHT)}" opacity="0.13" d="{_path([*high, *reversed(low)])}Z"/>'
 
 
 def _line(i, line, place):
     colour, placed = i % len(LIGHT), [place(*point) for point in line.points]
-    yield f'<path class="s{colour}" fill="none" stroke-width="2" stroke-linejoin="round" d="{_path(placed)}"/>'
+    yield f'<path class="s{colour}-line" fill="none" stroke-width="2" stroke-linejoin="round" d="{_path(placed)}"/>'
     yield from (_mark(i, *point) for point in placed)
 
 
 def _mark(i, u, v):
     shape, colour = MARKS[i // len(LIGHT) % len(MARKS)], i % len(LIGHT)
-    return f'<path class="f{colour} page-line" stroke-width="1" transform="translate({u:.1f} {v:.1f})" d="{shape}"/>'
+    return f'<path class="s{colour} page-line" stroke-width="1" transform="translate({u:.1f} {v:.1f})" d="{shape}"/>'
 
 
 def _names(lines, place):
@@ -133,5 +149,5 @@ def _names(lines, place):
     for row, ((u, v), i, line) in zip(rows, ends, strict=True):
         yield f'<path class="faint-line" opacity="0.5" fill="none" d="M{u + 6:.1f},{v:.1f}L{RIGHT + 14},{row:.1f}"/>'
         yield _mark(i, RIGHT + 22, row)
-        yield _text(RIGHT + 32, row + 4, line.name, "ink")
-        yield _text(WIDTH - 20, row + 4, f"{line.points[-1][1]:.3f}", "faint", anchor="end")
+        yield text(RIGHT + 32, row + 4, line.name, "ink")
+        yield text(WIDTH - 20, row + 4, f"{line.points[-1][1]:.3f}", "faint", anchor="end")
