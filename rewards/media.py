@@ -97,6 +97,14 @@ def jpeg_bytes(image: Float[Tensor, "3 H W"], quality: int) -> bytes:
     return buffer.getvalue()
 
 
+def png_bytes(image: Float[Tensor, "3 H W"], most: int) -> bytes:
+    """The file, shrunk where a side has more than `most` pixels."""
+    picture = to_pil(image)
+    picture.thumbnail((most, most))
+    picture.save(buffer := BytesIO(), format="PNG")
+    return buffer.getvalue()
+
+
 def picture_grid(images: Float[Tensor, "N 3 H W"], columns: int, scale: int = 1, gap: int = 2) -> Image.Image:
     """Rows of `columns` images on white, each pixel drawn `scale` times both ways, `gap` pixels apart."""
     if columns < 1 or scale < 1 or gap < 0:

@@ -94,6 +94,21 @@ def sample(
 
 
 @app.command()
+def draw(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|RECIPE", help="run file, directory of a run, or a key of `flowrl recipes`")
+    ],
+    overrides: Overrides = None,
+    prompt: Annotated[str | None, typer.Option(help="whose tree; default: the first prompt that is trained")] = None,
+    output: Annotated[Path | None, typer.Option(help="picture to write  [default: RECIPE-tree.svg]")] = None,
+) -> None:
+    """Draw the tree of one prompt: pictures, rewards, and what each step earned."""
+    from flowrl.run.draw import tree
+
+    print(_running(_before(lambda: tree(run, overrides or (), prompt, output))))
+
+
+@app.command()
 def export(
     directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="directory of a run")],
     to: Annotated[Path, typer.Option(help="folder to write")],
@@ -130,20 +145,13 @@ def explain(
 ) -> None:
     """Print a whole method on one page."""
     from flowrl.recipes import catalogue, find
+    from flowrl.run.config import is_run_file, load
 
-    if recipe in catalogue() or not _is_run(recipe):
+    if recipe in catalogue() or not is_run_file(recipe):
         print(explain_page(find(recipe)(), find(recipe).__doc__))
         return
-    from flowrl.run.config import load
-
     run = load(recipe)
     print(explain_page(run.build_recipe(), find(str(run.recipe["name"])).__doc__))
-
-
-def _is_run(name):
-    from flowrl.run.config import resolve
-
-    return resolve(name).is_file() or resolve(Path("scripts/configs") / f"{name}.yaml").is_file()
 
 
 @app.command()

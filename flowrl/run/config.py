@@ -31,11 +31,19 @@ def load(file: str | Path, overrides: Sequence[str] = ()) -> Run:
     return from_dict(read(run_file(file)), overrides)
 
 
+def is_run_file(file: str | Path) -> bool:
+    """Whether there is a run file of this path, or of this name in scripts/configs."""
+    return _run_file(file).is_file()
+
+
+def _run_file(file):
+    path = resolve(file)
+    return path if path.is_file() else resolve(Path("scripts/configs") / f"{file}.yaml")
+
+
 def run_file(file: str | Path) -> Path:
     """The run file of this path, or of this name in scripts/configs."""
-    path = resolve(file)
-    if not path.is_file():
-        path = resolve(Path("scripts/configs") / f"{file}.yaml")
+    path = _run_file(file)
     if not path.is_file():
         known = sorted(p.stem for p in resolve("scripts/configs").glob("*.yaml"))
         raise ValueError(f"run file {str(file)!r}: no such file. {nearest(file, known)}Runs here: {', '.join(known)}.")

@@ -1,0 +1,120 @@
+"""`flowrl draw`: roll out one prompt as an update of a run does, and write the tree as a picture."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flowrl import plan
+from flowrl.recipe import Recipe
+from flowrl.recipes import catalogue, describe, find
+from flowrl.run import checkpoint, config, files, resume, tree_chart
+from flowrl.run.prepare import load_policy, load_rewards, make_scores, pick_device, read_prompts
+from flowrl.run.processes import Processes
+from flowrl.run.settings import Run
+from flowrl.run.tree_chart import Grown
+from flowrl.visual.policy import Example, Policy
+from flowrl.visual.ranks import Ranks
+from flowrl.visual.trainer import Score, _assign, roll_out
+from samplers import schedules
+
+ON_THE_BASE = "bench"  # the run file that a bare recipe is drawn with
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose tree is drawn, and of which update."""
+
+    run: Run
+    found: checkpoint.Found | None  # of a run directory; else the base model draws
+
+    @property
+    def key(self) -> str:
+        return str(self.run.recipe["name"])
+
+    @property
+    def iteration(self) -> int:
+        return self.found.facts["update"] if self.found else 0
+
+
+def subject(name: str, overrides: Sequence[str]) -> Subject:
+    """A recipe on the embedded base, the directory of a run at its last checkpoint, or a run file."""
+    if name in catalogue():
+        return Subject(config.load(ON_THE_BASE, [f"recipe.name={name}", *overrides]), None)
+    if (Path(name) / "run.yaml").is_file():
+        run = resume.load(Path(name), overrides)
+        return Subject(run, resume.find(run)[0])
+    if not config.is_run_file(name):
+        find(name)  # says which recipe is nearest
+    return Subject(config.load(name, overrides), None)
+
+
+def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path | None) -> Callable[[], str]:
+    """Prepare to draw the tree of one prompt; the function returned does it and says where it lies.
+
+    prompt: by default the first one that is trained on; one of the run's prompts comes with its metadata
+    output: by default RECIPE-tree.svg
+    """
+    chosen = subject(name, overrides)
+    run, recipe, iteration = chosen.run, chosen.run.build_recipe(), chosen.iteration
+    to = output or Path(f"{chosen.key}-tree.svg")
+    files.check_output(to, "--output")
+    counts = plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed, iteration=iteration)
+    if counts.leaves > tree_chart.MOST:
+        raise ValueError(
+            f"{counts.leaves} leaves, of which {tree_chart.MOST} at most can be told apart: lower recipe.rollout.roots "
+            "or recipe.rollout.forks."
+        )
+    example, number = _example(run, prompt)
+    score, _ = make_scores(load_rewards(run, {}, [example], pick_device(run.model.device)), [example])
+    policy = load_policy(run, Processes(pick_device(run.model.device)).device)
+    memory = _restore(policy, chosen.found, recipe.rollout.drawn_by(iteration)) if chosen.found else {}
+    whose = f"update {iteration + 1} of {name}" if chosen.found else "an update of the base model"
+    note = f"{counts.leaves} leaves, {counts.edges} transitions, {counts.rollout_calls} network calls; {whose}"
+
+    def run_it():
+        grown = grow(policy, recipe, example, score, number, memory, run, iteration)
+        title = f"{describe(chosen.key)['title']} ({chosen.key})"
+        to.absolute().parent.mkdir(parents=True, exist_ok=True)
+        files.replace_text(to, tree_chart.picture(grown, title=title, prompt=example.prompt, note=note))
+        return f"{counts.leaves} leaves of {example.prompt!r} in {to}"
+
+    return run_it
+
+
+def grow(
+    policy: Policy,
+    recipe: Recipe,
+    example: Example,
+    score: Score,
+    number: int,
+    memory: Mapping[str, Tensor],
+    run: Run,
+    iteration: int,
+) -> Grown:
+    """One prompt as an update treats it, up to where training would begin.  number: see trainer.update, prompts."""
+    named = {"seed": run.seed, "iteration": iteration}
+    rolled, noisy = roll_out(policy, recipe, [example], **named, batch_size=run.budget.batch_size)
+    pictures = policy.decode(rolled.leaves()).cpu()
+    table = score(pictures, [example] * len(pictures), rolled.group)
+    found = _assign(recipe, rolled, noisy, table, [number], memory, Ranks(), **named)
+    reward = torch.where(table.valid, table.total(), torch.nan)
+    return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, pictures)
+
+
+def _example(run, prompt):
+    """(the prompt, with its metadata if it is one of the run's; its number, which no other prompt has)."""
+    train, test, *_ = read_prompts(run)
+    known = {e.prompt: e for e in [*test, *train]}
+    example = train[0] if prompt is None else known.get(prompt, Example(prompt))
+    return example, train.index(example) if example in train else len(train)
+
+
+def _restore(policy, found, drawn_by):
+    """Give the policy the weights that draw at a checkpoint; returns the memory."""
+    groups = checkpoint.read(found.path)
+    weights = groups["weights"] if drawn_by == "current" else checkpoint.averaged(groups, drawn_by)
+    checkpoint.load_weights(weights, policy)
+    return groups["memory"]
