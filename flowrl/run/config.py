@@ -36,6 +36,11 @@ def is_run_file(file: str | Path) -> bool:
     return _run_file(file).is_file()
 
 
+def names() -> list[str]:
+    """The run files of scripts/configs."""
+    return sorted(p.stem for p in resolve("scripts/configs").glob("*.yaml"))
+
+
 def _run_file(file):
     path = resolve(file)
     return path if path.is_file() else resolve(Path("scripts/configs") / f"{file}.yaml")
@@ -45,7 +50,7 @@ def run_file(file: str | Path) -> Path:
     """The run file of this path, or of this name in scripts/configs."""
     path = _run_file(file)
     if not path.is_file():
-        known = sorted(p.stem for p in resolve("scripts/configs").glob("*.yaml"))
+        known = names()
         raise ValueError(f"run file {str(file)!r}: no such file. {nearest(file, known)}Runs here: {', '.join(known)}.")
     return path
 

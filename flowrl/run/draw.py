@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from flowrl import plan
+from flowrl.part import nearest
 from flowrl.recipe import Recipe
-from flowrl.recipes import catalogue, describe, find
+from flowrl.recipes import catalogue, describe
 from flowrl.run import checkpoint, config, files, resume, tree_chart
 from flowrl.run.prepare import load_policy, load_rewards, make_scores, pick_device, read_prompts
 from flowrl.run.processes import Processes
@@ -47,7 +48,8 @@ def subject(name: str, overrides: Sequence[str]) -> Subject:
         run = resume.load(Path(name), overrides)
         return Subject(run, resume.find(run)[0])
     if not config.is_run_file(name):
-        find(name)  # says which recipe is nearest
+        hint = nearest(name, [*catalogue(), *config.names()])
+        raise ValueError(f"{name!r} is no run file, no directory of a run and no recipe. {hint}")
     return Subject(config.load(name, overrides), None)
 
 
@@ -67,10 +69,11 @@ def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path |
             f"{counts.leaves} leaves, of which {tree_chart.MOST} at most can be told apart: lower recipe.rollout.roots "
             "or recipe.rollout.forks."
         )
-    example, number = _example(run, prompt)
-    score, _ = make_scores(load_rewards(run, {}, [example], pick_device(run.model.device)), [example])
-    policy = load_policy(run, Processes(pick_device(run.model.device)).device)
-    memory = _restore(policy, chosen.found, recipe.rollout.drawn_by(iteration)) if chosen.found else {}
+    device = pick_device(run.model.device)
+    example, number, score = _asked(run, prompt, device)
+    policy = load_policy(run, Processes(device).device)
+    groups = checkpoint.read(chosen.found.path) if chosen.found else None
+    memory = restore(groups, policy, recipe.rollout.drawn_by(iteration)) if groups else {}
     whose = f"update {iteration + 1} of {name}" if chosen.found else "an update of the base model"
     note = f"{counts.leaves} leaves, {counts.edges} transitions, {counts.rollout_calls} network calls; {whose}"
 
@@ -104,17 +107,21 @@ def grow(
     return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, pictures)
 
 
-def _example(run, prompt):
-    """(the prompt, with its metadata if it is one of the run's; its number, which no other prompt has)."""
+def _asked(run, prompt, device):
+    """(the prompt, with its metadata if it is one of the run's; its number, which no other prompt has; its score)."""
     train, test, *_ = read_prompts(run)
     known = {e.prompt: e for e in [*test, *train]}
     example = train[0] if prompt is None else known.get(prompt, Example(prompt))
-    return example, train.index(example) if example in train else len(train)
+    try:
+        score, _ = make_scores(load_rewards(run, {}, [example], device), [example])
+    except ValueError as error:
+        hint = "" if prompt in (None, *known) else f" --prompt {prompt!r} is none of the run's, so it has no metadata."
+        raise ValueError(f"{error}{hint}") from None
+    return example, train.index(example) if example in train else len(train), score
 
 
-def _restore(policy, found, drawn_by):
-    """Give the policy the weights that draw at a checkpoint; returns the memory."""
-    groups = checkpoint.read(found.path)
+def restore(groups: Mapping, policy: Policy, drawn_by: str) -> Mapping[str, Tensor]:
+    """Give the policy the weights that roll out at a checkpoint, of which these are the groups; returns the memory."""
     weights = groups["weights"] if drawn_by == "current" else checkpoint.averaged(groups, drawn_by)
     checkpoint.load_weights(weights, policy)
     return groups["memory"]

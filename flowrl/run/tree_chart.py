@@ -15,7 +15,7 @@ from statistics import mean
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flowrl.run.chart import number, page, text
+from flowrl.run.chart import Number, number, page, text
 from rewards.media import png_bytes
 from samplers import RolloutTree
 
@@ -49,10 +49,10 @@ class Edge:
 
     step: int
     step_next: int
-    start: float
-    end: float
+    start: Number
+    end: Number
     leaves: int  # below it
-    advantage: float | None  # mean over these; None where the edge is determined
+    advantage: Number | None  # mean over these; None where the edge is determined
     trained: bool
 
     @property
@@ -71,8 +71,8 @@ def picture(grown: Grown, *, title: str, prompt: str, note: str) -> str:
         return LEFT + (RIGHT - LEFT) * step / steps
 
     body = [*page(WIDTH, round(bottom) + FOOT, f"{title}: {prompt}", COLOURS)]
-    body += [text(LEFT, 28, title, "ink", size=16, weight=600), text(LEFT, 50, f'"{_short(prompt, 100)}"', "ink")]
-    body += [text(LEFT, 70, note, "faint"), text(RIGHT + 18 + row, TOP - 6, "reward", "faint", size=11)]
+    body += [text(LEFT, 28, title, "ink", size=16, weight=600), text(LEFT, 50, f'"{_short(prompt)}"', "ink")]
+    body += [text(LEFT, 70, _short(note), "faint"), text(RIGHT + 18 + row, TOP - 6, "reward", "faint", size=11)]
     body += _axis(found, steps, across, bottom)
     order = sorted(found, key=lambda e: abs(e.advantage) if e.drawn else -1)  # what stands out lies on top
     body += [_line(edge, across, largest, len(heights)) for edge in order]
@@ -80,7 +80,7 @@ def picture(grown: Grown, *, title: str, prompt: str, note: str) -> str:
     return "\n".join([*body, *_legend(found, largest, bottom + 100), "</svg>", ""])
 
 
-def rows(tree: RolloutTree) -> tuple[list[float], float]:
+def rows(tree: RolloutTree) -> tuple[list[Number], Number]:
     """(height of each leaf, room for one); the leaves of two noises or two groups stand apart."""
     families = list(zip(tree.root.tolist(), tree.group.tolist(), strict=True))
     some = 1 < len(set(families)) < len(families)
@@ -91,7 +91,7 @@ def rows(tree: RolloutTree) -> tuple[list[float], float]:
     return [TOP + place * row for place in places], row
 
 
-def edges(grown: Grown, heights: Sequence[float]) -> list[Edge]:
+def edges(grown: Grown, heights: Sequence[Number]) -> list[Edge]:
     """The transitions on the paths of the leaves, each once; one ends in the middle of the leaves below it."""
     tree, below, before = grown.tree, {}, {}
     roots, of_leaf = tree.root.tolist(), [[e for e in path if e >= 0] for path in tree.edge.tolist()]
@@ -110,7 +110,7 @@ def edges(grown: Grown, heights: Sequence[float]) -> list[Edge]:
     return found
 
 
-def colour(advantage: float, largest: float) -> str:
+def colour(advantage: Number, largest: Number) -> str:
     """The class of an advantage: even at 0, below1..4 or above1..4 by quarters of the largest."""
     level = ceil(LEVELS * abs(advantage) / largest - 1e-3) if largest else 0
     return f"{'above' if advantage > 0 else 'below'}{min(level, LEVELS)}" if level else "even"
@@ -182,5 +182,5 @@ def _legend(found, largest, y) -> Iterator[str]:
     yield text(LEFT + 540, y, "wider: more leaves below", "faint")
 
 
-def _short(words, most):
-    return words if len(words) <= most else f"{words[: most - 3]}..."
+def _short(words):
+    return words if len(words) <= 100 else f"{words[:97]}..."

@@ -1,5 +1,7 @@
 """Conversions of pictures: what goes out comes back, and what is not an image in [0, 1] is refused."""
 
+from io import BytesIO
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,13 @@ def test_a_grey_picture_becomes_rgb():
 
 def test_half_precision_images_convert():
     assert media.to_uint8(torch.full((1, 3, 2, 2), 0.5, dtype=torch.bfloat16)).max() == 128
+
+
+def test_png_bytes_are_the_pixels_and_no_larger_than_asked(images):
+    """Shrunk with its proportions kept; never enlarged."""
+    same = Image.open(BytesIO(media.png_bytes(images[0], 1000)))
+    assert torch.equal(media.from_pil([same])[0], media.quantise(images[:1])[0])
+    assert Image.open(BytesIO(media.png_bytes(torch.rand(3, 20, 40), 10))).size == (10, 5)
 
 
 def test_jpeg_bytes_are_a_jpeg_and_grow_with_quality(images):

@@ -1,0 +1,97 @@
+"""`flowrl draw`: the tree of a recipe, of a run file and of a run, with their weights and rewards."""
+
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from flowrl.run import draw
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def words(path):
+    return [word.text for word in ElementTree.parse(path).iter(f"{SVG}text")]
+
+
+def pictures(path):
+    return [image.get("href") for image in ElementTree.parse(path).iter(f"{SVG}image")]
+
+
+@pytest.mark.parametrize(
+    ("key", "leaves", "transitions", "calls", "changes"),
+    [
+        ("flow_grpo", 16, 160, 160, []),
+        ("branch_grpo", 16, 218, 203, []),
+        ("tree_grpo_visual", 27, 228, 202, []),
+        ("e_grpo", 16, 193, 178, ["recipe.rollout.forks.children=2"]),
+        ("chunk_grpo", 12, 204, 193, []),
+        ("diffusion_nft", 24, 240, 240, []),
+    ],
+)
+def test_a_recipe_is_drawn_on_the_embedded_base(command, tmp_path, key, leaves, transitions, calls, changes):
+    """Straight, forked, apart with merged jumps, in chunks, and without noise: every edge of every leaf's path."""
+    to = tmp_path / "trees" / "one.svg"
+    done = command("draw", key, *changes, "--prompt", "two blue squares", "--output", to)
+    assert done.code == 0 and done.out.strip() == f"{leaves} leaves of 'two blue squares' in {to}"
+    said = words(to)
+    assert f"{leaves} leaves, {transitions} transitions, {calls} network calls; an update of the base model" in said
+    assert said[0].endswith(f"({key})") and said[1] == '"two blue squares"'
+    assert len(pictures(to)) == leaves and len(set(pictures(to))) > 1
+    lines = [line for line in ElementTree.parse(to).iter(f"{SVG}path") if line.find(f"{SVG}title") is not None]
+    assert len(lines) == transitions
+
+
+def test_a_tree_lies_in_the_working_directory_by_its_recipes_name(command, run_file, tmp_path, monkeypatch):
+    """A run file brings its rewards: bytes of a JPEG, which are below zero and differ, and its first prompt."""
+    monkeypatch.chdir(tmp_path)
+    done = command("draw", run_file(rewards={"jpeg_size": 1.0, "redness": None}), "rewards.redness=null", "seed=3")
+    assert done.code == 0, done.err
+    said = words(tmp_path / "flow_grpo-tree.svg")
+    assert '"a red circle"' in said
+    scores = [float(word) for word in said if word.startswith("-0.") or word.startswith("-1.")]
+    assert sum(-2 < score < -0.5 for score in scores) >= 4
+
+
+def test_a_run_draws_the_tree_of_its_next_update_with_its_own_weights(command, quick, tmp_path):
+    trained, base = tmp_path / "trained.svg", tmp_path / "base.svg"
+    for name, to in ((quick.folder, trained), (quick.folder / "run.yaml", base)):
+        done = command("draw", name, "--prompt", "two blue squares", "--output", to)
+        assert done.code == 0, done.err
+    assert any(f"update 3 of {quick.folder}" in word for word in words(trained))
+    assert any("an update of the base model" in word for word in words(base))
+    assert not set(pictures(trained)) & set(pictures(base))
+
+
+def test_the_weights_of_a_tree_are_those_that_draw_at_the_checkpoint(quick, toy):
+    """The current ones, or those of the snapshot that rolls out."""
+    chosen, policy = draw.subject(str(quick.folder), []), toy()
+    assert (chosen.iteration, chosen.key) == (2, "flow_grpo")
+    weights = {name: torch.full_like(p, 2.0) for name, p in policy.trainable()}
+    old = {f"old/{name}": torch.full_like(p, 3.0) for name, p in policy.trainable()}
+    groups = {"weights": weights, "snapshots": old, "memory": {"seen": torch.ones(1)}}
+    for drawn_by, value in (("current", 2.0), ("old", 3.0)):
+        assert draw.restore(groups, policy, drawn_by) == groups["memory"]
+        assert all(bool((p == value).all()) for _, p in policy.trainable())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["branch_grop"],
+            "'branch_grop' is no run file, no directory of a run and no recipe. Did you mean 'branch_grpo'?",
+        ),
+        (["quikstart"], "Did you mean 'quickstart'?"),
+        (["flow_grpo", "recipe.rollout.roots=129"], "129 leaves, of which 128 at most can be told apart"),
+        (["flow_grpo", "--prompt", "a dog"], "--prompt 'a dog' is none of the run's, so it has no metadata."),
+        (["flow_grpo", "--output", "{there}"], "--output = '{there}' exists."),
+        (["flow_grpo", "recipe.rollout.step=3"], "recipe.rollout.step: no such setting. Did you mean 'steps'?"),
+        (["branch_grpo", "recipe.rollout.forks={19: 2}"], "rollout.forks: {19: 2} makes no different children"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(refused, tmp_path, arguments, said):
+    there = tmp_path / "there.svg"
+    there.write_text("mine")
+    line = refused("draw", *(x.replace("{there}", str(there)) for x in arguments))
+    assert said.replace("{there}", str(there)) in line and there.read_text() == "mine"
