@@ -1,5 +1,6 @@
 """A whole method on one page: every role in the order in which it acts, its numbers and its source."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from inspect import cleandoc, getsourcefile, getsourcelines, unwrap
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import torch
 
 from flowrl.part import Part
-from flowrl.recipe import Recipe
+from flowrl.recipe import Recipe, Snapshot
 from flowrl.visual.trainer import noisy_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,11 +23,11 @@ def explain(recipe: Recipe, docstring: str) -> str:
     plain = [(role, value) for role, value in settings if not isinstance(value, Part) and value not in ({}, None)]
     lines += [f"{role} = {value}" for role, value in plain]
     lines += [f"leaves = {_leaves(recipe)} per prompt (derived)"]
-    lines += [f"snapshots.{name} = {_rule(rule)}" for name, rule in recipe.snapshots.items()]
+    lines += [f"snapshots.{name} = {rule(one)}" for name, one in recipe.snapshots.items()]
     acts = [(role, value) for role, value in settings if isinstance(value, Part)]
     acts += [(f"penalty x {scale}", value) for scale, value in recipe.penalties]
     for role, value in acts:
-        lines += ["", f"# {role}: {value.name}{_numbers(value)}   ({_where(value.fn)})", *_body(value.fn)]
+        lines += ["", f"# {role}: {value.name}{_numbers(value)}   ({where(value.fn)})", *_body(value.fn)]
     return "\n".join(lines)
 
 
@@ -40,10 +41,11 @@ def _leaves(recipe):
     return recipe.rollout.leaves(tuple(noisy_steps(recipe, torch.linspace(1, 0, steps + 1), 0, 0)))
 
 
-def _rule(rule):
+def rule(snapshot: Snapshot) -> str:
     """How a snapshot follows, in words."""
-    follows = f"keeps {rule.decay.name}{_numbers(rule.decay)}, every {rule.every}" if rule.decay else "frozen"
-    return follows + (f", guidance {rule.guidance:g}" if rule.guidance is not None else "")
+    kept = snapshot.decay
+    follows = f"keeps {kept.name}{_numbers(kept)}, every {snapshot.every}" if kept else "frozen"
+    return follows + (f", guidance {snapshot.guidance:g}" if snapshot.guidance is not None else "")
 
 
 def _numbers(filled):
@@ -51,7 +53,8 @@ def _numbers(filled):
     return f"({', '.join(f'{k}={v!r}' for k, v in shown.items())})" if shown else ""
 
 
-def _where(fn):
+def where(fn: Callable) -> str:
+    """path:line of a function, the path from the root of the repository."""
     path = Path(getsourcefile(unwrap(fn)))
     path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     lines, start = getsourcelines(fn)

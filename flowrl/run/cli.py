@@ -155,16 +155,27 @@ def explain(
 
 
 @app.command()
-def recipes(as_json: AsJson = False) -> None:
+def recipes(
+    as_json: AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="docs/methods.md: differences and parts")] = False,
+) -> None:
     """List the methods."""
+    from flowrl.methods import markdown
     from flowrl.recipes import catalogue, describe
 
+    if as_json and as_markdown:
+        raise ValueError("--json has no effect with --markdown: give one of them.")
+    if as_markdown:
+        print(markdown(), end="")
+        return
     rows = [describe(key) for key in catalogue()]
     if as_json:
         print(json.dumps(rows))
         return
+    columns = ("key", "title", "summary")
+    widths = {name: max(len(row[name]) for row in rows) + 2 for name in columns}
     for row in rows:
-        print(f"{row['key']:<16}{row['title']:<18}{row['paper']:<14}{row['summary']}")
+        print("".join(f"{row[name]:<{widths[name]}}" for name in columns) + row["paper"])
 
 
 @app.command()

@@ -131,6 +131,9 @@ def test_the_catalogue_is_told_as_json(command_line):
         assert PAPER.search(f"arXiv:{row['paper']}") or row["paper"].startswith("http")
     listed = command_line("recipes").splitlines()
     assert [line.split()[0] for line in listed] == sorted(catalogue())
+    for name in ("title", "summary", "paper"):  # in columns, however long a key is
+        starts = {line.index(row[name], len(row["key"])) for line, row in zip(listed, rows, strict=True)}
+        assert len(starts) == 1, name
 
 
 def test_a_description_is_read_off_the_function():
