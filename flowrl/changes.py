@@ -24,6 +24,7 @@ MENUS = {  # where a bare function name of a role is looked up, and what a funct
     "rollout.solver": (("samplers.solvers",), ("velocity",)),
     "noising.times": (("samplers.times",), ("draws",)),
     "noising.elbo": (("flowrl.objectives.elbos",), ("velocity",)),
+    "estimate": (("samplers.estimates",), ("latents",)),
     "track": (("flowrl.memory.trackers",), ("reward", "divergence")),
     "advantage": (
         ("flowrl.advantages.outcome", "flowrl.advantages.many_rewards", "flowrl.advantages.history"),
@@ -50,6 +51,7 @@ OPTIONAL = (
     "rollout.noise",
     "rollout.solver",
     "noising.elbo",
+    "estimate",
     "track",
     "chunks",
     "ratio",

@@ -8,7 +8,8 @@ import torch
 from flowrl import randomness
 from flowrl.assign import Leaves, assign
 from flowrl.recipe import Recipe
-from flowrl.visual.trainer import noisy_steps, of_kernel
+from flowrl.visual.table import of_kernel
+from flowrl.visual.trainer import noisy_steps
 from flowrl.vocabulary import CURRENT, split
 from samplers import tree_layout
 from samplers.kernels import bind
@@ -46,6 +47,10 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     if not calls:
         raise ValueError(f"select: {recipe.select.name} leaves no decision to train at iteration {iteration}.")
     rollout_calls = sum(layout.frontier[:-1])
+    if recipe.estimate is not None:  # of every state but the finals
+        rollout_calls += rollout_calls * (recipe.estimate.number("substeps") or 1)
+    if "best_velocity" in recipe.needs:
+        rollout_calls += prompts * len(noisy)
     drawn_by, updates = plan.drawn_by(iteration), len(found.weights)
     recorded = "elbo_old" in recipe.needs & recipe.recorded and (drawn_by != "current" or updates > 1)
     passes = _rows(plan.guidance)
@@ -147,6 +152,11 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
         tree_layout(1, plan.steps, noisy, forks, apart=plan.apart)
     except ValueError as error:
         raise ValueError(f"rollout.noisy: {error}") from None
+    if recipe.estimate is not None and len(noisy) < plan.steps - 1:
+        raise ValueError(
+            f"estimate: {len(noisy)} of {plan.steps} steps draw noise, and states are kept around those alone. Set "
+            "rollout.noisy = all_but_last."
+        )
     if plan.leaves(noisy) < 2:
         raise ValueError(f"rollout.roots = {plan.roots} and rollout.forks = {dict(forks)} make groups of one.")
     for t, length in noisy.items():

@@ -86,6 +86,7 @@ class Recipe:
 
     rollout: Rollout
     noising: Noising | None = None  # only where points are taken on noise
+    estimate: Part | None = None  # latents, velocity    -> clean latents  what states on the way are scored by
     track: Part | None = None  # reward, memory       -> more, memory  what updates learn from those before
     advantage: Part  # reward, group        -> [N]     who did better than their peers
     credit: Part  # advantage, edge      -> [N, T]  which decisions earned it

@@ -8,7 +8,7 @@ _LEAVES = ("reward", "reward_weight", "group", "prompt", "root")
 _KERNEL = ("sigmas", "stds", "slopes")
 _TABLE = (*_LEAVES, "edge", "noisy", "log_prob_old", *_KERNEL, "steps", "iteration", "generator")
 _CHUNKS = ("chunk", "change")
-_PATH = ("step", "depth", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight", "mask")
+_PATH = ("step", "depth", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight")
 _NOISE = ("sigma", "x0", "noise", "latents", "peers", "advantage", "weight")
 AVAILABLE = {  # what is known when a role acts; roles not listed see a row's quantities and those of snapshots
     "rollout.kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas", "step", "steps", "depth"),
@@ -19,9 +19,10 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "rollout.solver": ("velocity", "latents", "prompt", "sigmas"),
     "noising.times": ("draws", "generator", "sigmas"),
     "noising.elbo": ("velocity", "x0", "noise", "sigma"),
-    "track": (*_LEAVES, "memory"),
+    "estimate": ("latents", "sigma", "prompt", "velocity"),
+    "track": (*_LEAVES, "memory", "divergence"),
     "advantage": _LEAVES,
-    "credit": (*_TABLE, "advantage"),
+    "credit": (*_TABLE, "advantage", "state_reward"),
     "chunks": ("steps", "change"),
     "select": (*_TABLE, *_CHUNKS, "advantage"),
     "update": ("group", "generator", "iteration"),
@@ -30,7 +31,7 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "decay": ("refresh",),
 }
 _TRACKED = ("advantage", "credit", "select", "weight")  # roles that see what the tracker gives
-ON_PATH = (*_PATH, "velocity", "mean", "std", "log_prob")
+ON_PATH = (*_PATH, "mask", "best_velocity", "velocity", "mean", "std", "log_prob")
 ON_NOISE = (*_NOISE, "velocity", "elbo")
 
 
@@ -74,7 +75,8 @@ def _check_rollout(recipe):
 
 def _check_part(recipe, role, filled):
     where = "decay" if role.startswith("snapshots.") else role
-    known = (*(AVAILABLE.get(where) or _of_a_row(recipe)), *(recipe.gives if where in _TRACKED else ()))
+    known = AVAILABLE.get(where) or _of_a_row(recipe)
+    known += recipe.gives if where in _TRACKED or where not in AVAILABLE else ()
     for number, takes in filled.takes.items():
         if takes.default is takes.empty and number not in filled.numbers:
             raise ValueError(f"{role}: {filled.name} needs a value for {number!r}: set {role}.{number}.")
@@ -119,6 +121,15 @@ def _check_table(recipe):
     plan, asked = recipe.rollout, recipe.asks | set(recipe.points.needs)
     if recipe.chunks is not None and "chunk" not in asked:
         raise ValueError("chunks has no effect: no part asks for the chunk of a step.")
+    if ("state_reward" in asked) != (recipe.estimate is not None):
+        said = "is missing: a part asks for state_reward" if recipe.estimate is None else "has no effect: no part asks"
+        raise ValueError(f"estimate {said}. It scores states on the way (credit = gain).")
+    compared = sum(vocabulary.split(n)[0] == "mean" for n in recipe.needs - recipe.recorded - {"mean"})
+    if "divergence" in asked and compared != 1:
+        raise ValueError(
+            f"track = {recipe.track.name} asks for the divergence, but the penalties compare means with {compared} "
+            "snapshots: expected one, as kl_anchor_adaptive does."
+        )
     for name in _KERNEL[1:]:
         if name in asked and plan.kernel is None:
             raise ValueError(f"a part asks for {name!r}, but nothing is drawn: set rollout.noisy and rollout.kernel.")
@@ -132,8 +143,8 @@ def _check_table(recipe):
     several = recipe.update.name != "once" or plan.by != "current"
     if "mean_old" in recipe.needs & recipe.recorded and several:
         raise ValueError(
-            "a part asks for 'mean_old' in more updates than one, or of a snapshot that draws: keep it as snapshots.old "
-            "(snapshots.old.decay: constant, snapshots.old.decay.share: 0)."
+            "a part asks for 'mean_old' in more updates than one, or of a snapshot that draws: keep it as "
+            "snapshots.old (snapshots.old.decay: constant, snapshots.old.decay.share: 0)."
         )
 
 

@@ -9,7 +9,8 @@ from flowrl.groups import group_rank
 from flowrl.part import part
 from flowrl.randomness import generator
 from flowrl.recipes.visual.steps import flow_grpo
-from flowrl.visual.trainer import noisy_steps, of_kernel
+from flowrl.visual.table import of_kernel
+from flowrl.visual.trainer import noisy_steps
 from samplers import schedules, tree_layout
 
 

@@ -254,6 +254,7 @@ def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
 def test_the_window_is_a_function_of_seed_and_iteration():
     """C41: the same on every rank, another one in another update, and not that of the noise."""
     recipe = flow_grpo_fast()
+
     def windows(seed):
         return [tuple(noisy_steps(recipe, schedules.linear(recipe.rollout.steps), seed, i)) for i in range(20)]
 
