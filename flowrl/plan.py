@@ -74,9 +74,10 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
     plan, edge = recipe.rollout, layout.edge
     prompt = layout.leaf_root // plan.roots
     place = torch.arange(len(edge)) % int(prompt.bincount().max())  # within its prompt
+    reward = torch.linspace(0.5, 1, int(place.max()) + 1)[place][:, None] ** 2  # positive, and nobody has the mean
     change = torch.where(edge >= 0, 1.0 / (1 + torch.arange(plan.steps)), 0)
     leaves = Leaves(
-        reward=torch.linspace(0.5, 1, int(place.max()) + 1)[place][:, None] ** 2,  # positive, and nobody has the mean
+        reward=reward,
         group=prompt * (len(noisy) if plan.apart else 1) + layout.branch,
         prompt=prompt,
         root=layout.leaf_root,
@@ -84,6 +85,7 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
         noisy=((edge >= 0) & layout.noisy[edge]).float(),
         log_prob_old=torch.zeros(edge.shape),
         change=change,
+        state_reward=reward * torch.linspace(0, 1, plan.steps + 1) ** 2,
     )
     return assign(
         recipe,

@@ -36,8 +36,9 @@ def table(recipe, groups=2, columns=1):
 def ask(recipe, rows):
     reward, reward_weight, valid, group, edge, noisy, root = rows
     steps = recipe.rollout.steps
+    states = (reward * reward_weight).sum(1, keepdim=True) * torch.linspace(0, 1, steps + 1)
     change = 1.0 / (1 + torch.arange(steps)).expand(edge.shape)
-    seen = Leaves(reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change)
+    seen = Leaves(reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change, state_reward=states)
     known = {"sigmas": schedules.linear(steps), "steps": steps, "iteration": 0} | of_kernel(
         recipe, schedules.linear(steps), noisy_steps(recipe, schedules.linear(steps), 0, 0)
     )
