@@ -8,6 +8,7 @@ from flowrl.advantages import outcome
 from flowrl.objectives import clipped, penalties, select
 from flowrl.part import Part, part
 from flowrl.recipe import Snapshot, frozen
+from flowrl.recipes.visual.forward import dgpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_grpo
 from flowrl.recipes.visual.trees import branch_grpo
 from samplers import kernels
@@ -148,6 +149,7 @@ def test_rows_may_be_skipped_only_where_nothing_pulls_on_them():
         return -ratio * (advantage + 1)
 
     assert not dance_grpo().but(objective=part(loud)).skips_zero_advantage
+    assert not dgpo().but(penalties=()).skips_zero_advantage, "a mean over peers would miss the rows left out"
 
 
 def test_a_derived_recipe_leaves_its_parent_alone():

@@ -119,6 +119,23 @@ def test_equal_rewards_leave_no_gradient_but_that_of_the_penalty(toy, loop, comp
     assert comparing.penalties or policy.backwards == 0
 
 
+def test_a_coupled_row_of_advantage_0_counts_among_its_peers(toy, loop):
+    """C01: all 4 x 4 pictures are run at 4 levels, as where the advantage is 1e-30; the others' gradients are equal."""
+
+    def two_of_four(reward, group, *, nothing):
+        return torch.tensor([2.0, -1.0, nothing, nothing], dtype=reward.dtype).repeat(len(reward) // 4)
+
+    found, plain = [], dgpo().but(rollout={"roots": 4}, penalties=())
+    for nothing in (0.0, 1e-30):
+        recipe = plain.but(advantage=part(two_of_four, nothing=nothing)).check()
+        policy = toy(recipe)
+        for _, parameter in policy.trainable():
+            parameter.data.mul_(1.02)  # away from the reference, or every share is 1/2
+        found.append(loop.gradient(policy, recipe, 64)[0])
+        assert policy.backwards == 4 * 4 * 4
+    assert (found[0] - found[1]).norm() <= 1e-6 * found[1].norm() and found[1].norm() > 1
+
+
 def test_one_rank_or_two_draw_the_same_pictures(toy, loop, recipe):
     """Noise is named by group and member, not by process."""
     whole, _ = roll_out(toy(), recipe, loop.examples, seed=3, iteration=5)
