@@ -283,5 +283,6 @@ def make_learner(run: Run, policy: Policy, processes: Processes, optimizer: Call
         weight_decay=settings.weight_decay,
         reduce=processes.sum_,
         agree=processes.agree,
+        gather=processes.gather,
         optimizer=optimizer,
     )

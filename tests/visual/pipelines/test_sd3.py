@@ -334,7 +334,7 @@ def measured(sizes, tensor):
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(opened, rank):
-    """C95: equal gradients, none missing, and fewer bytes kept for the backward pass."""
+    """C95: equal gradients, one for every weight, and fewer bytes kept for the backward pass."""
     gradients, kept = [], []
     for checkpointing in (False, True):
         policy = opened(rank=rank, alpha=8.0, gradient_checkpointing=checkpointing)
@@ -347,7 +347,7 @@ def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(opened, rank)
             out = policy.velocity(latents, torch.full((4,), 0.7), prompt.repeat(4))
         (out**2).mean().backward()
         kept.append(sum(sizes))
-        gradients.append({name: p.grad for name, p in policy.trainable() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys() and kept[1] < 0.5 * kept[0]
+        gradients.append({name: p.grad for name, p in policy.trainable()})
+    assert all(x is not None for found in gradients for x in found.values()) and kept[1] < 0.5 * kept[0]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-5)
