@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flowrl.run.sharding import shared_as, whole
 
-MOST_SKIPPED = 5  # updates in a row without a finite gradient, after which a run stops
+MOST_SKIPPED = 5  # optimizer steps in a row without a finite gradient, after which a run stops
 
 
 class Learner:
@@ -41,7 +41,7 @@ class Learner:
         self.rate, self.micro_batch, self.max_grad_norm = rate, micro_batch, max_grad_norm
         self.reduce, self.agree, self.gather = reduce, agree, gather
         self._reached = False  # every parameter, by the first gradient
-        self.updates = self.skipped = self._in_a_row = 0  # updates: iterations that have taken a step
+        self.updates = self.skipped = self._in_a_row = 0  # updates: iterations done; the others count optimizer steps
         self.begin(0)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was trained before is not of the first update
 
@@ -86,7 +86,9 @@ class Learner:
             first = next(n for n, g in zip(self.names, gradients, strict=True) if not bool(whole(g.isfinite().all())))
             log |= {"skipped_nonfinite": self.skipped, "nonfinite_parameter": first, "param_delta_norm": 0.0}
             if self._in_a_row == MOST_SKIPPED:
-                raise RuntimeError(f"{MOST_SKIPPED} updates in a row without a finite gradient, first in {first}.")
+                raise RuntimeError(
+                    f"{MOST_SKIPPED} optimizer steps in a row without a finite gradient, the last time in {first}."
+                )
         self.updates = self._iteration + 1
         self.optimizer.zero_grad(set_to_none=True)
         return log

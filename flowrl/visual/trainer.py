@@ -67,7 +67,7 @@ def learn(
     seed: int,
     iteration: int,
 ) -> dict[str, float | int | str]:
-    """The optimizer updates of one rollout, in order; what to log is the mean over them, counts are sums.
+    """The optimizer updates of one rollout, in order; what to log is the mean over them, of calls the sum.
 
     The first is on-policy if the current policy drew; the others compare with what the policy that drew had recorded.
     """
@@ -98,8 +98,8 @@ def learn(
 
 
 def _mean(values):
-    """Of numbers; of words the last."""
-    return values[-1] if isinstance(values[-1], str) or len(values) == 1 else sum(values) / len(values)
+    """Of numbers; of words, and of counts that go on from step to step, the last."""
+    return values[-1] if isinstance(values[-1], str | int) or len(values) == 1 else sum(values) / len(values)
 
 
 def roll_out(

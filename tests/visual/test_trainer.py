@@ -233,6 +233,26 @@ def test_a_remainder_of_micro_batches_is_no_update_of_its_own(toy, loop, count):
         torch.testing.assert_close(rows, torch.full_like(rows, 1 / len(rows)))
 
 
+@pytest.mark.parametrize(("poisoned", "logged"), [({0}, [1, 1]), ({1}, [1, 1]), ({0, 1}, [2, 2]), ({1, 3}, [1, 2])])
+def test_the_count_of_skipped_steps_is_one_at_the_end_of_an_update(toy, loop, poisoned, logged):
+    """C107: two optimizer steps in each of two updates; no mean over those of an update."""
+    recipe = flow_grpo().but(rollout={"roots": 4}, update=part(minibatches, count=2)).check()
+    policy, made, found = toy(recipe), [], []
+    learner = loop.learner(policy, reduce=lambda gradients: poison(gradients, len(made)))
+
+    def poison(gradients, step):
+        made.append(step)
+        if step in poisoned:
+            gradients[0].fill_(torch.nan)
+
+    for iteration in range(2):
+        log = loop.update(policy, recipe, learner, iteration, examples=loop.examples[:2])
+        assert type(log.get("skipped_nonfinite", 0)) is int
+        found.append(learner.skipped)
+        assert log.get("skipped_nonfinite", found[-1]) == found[-1]
+    assert found == logged and made == [0, 1, 2, 3]
+
+
 def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
     """C04 with `mask`: finite, counted, and the mean is over what was scored."""
 
