@@ -11,6 +11,7 @@ from flowrl import randomness, vocabulary
 from flowrl.assign import Assigned, assign, reward_shares
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
+from flowrl.visual.duplicates import refuse_duplicates
 from flowrl.visual.evaluate import evaluate
 from flowrl.visual.points import Drawn
 from flowrl.visual.policy import Example, Policy, uncounted
@@ -46,6 +47,8 @@ def update(
     before = policy.forwards
     with policy.at(recipe.rollout.drawn_by(iteration)):
         tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size, ranks=ranks)
+    if iteration == 0:
+        refuse_duplicates(tree, examples)
     rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
     table = score(policy.decode(tree.leaves()), [mine[g - first] for g in tree.group.tolist()], tree.group)
     assigned = _assign(recipe, tree, noisy, table, ranks, **named)
