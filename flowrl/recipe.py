@@ -139,8 +139,8 @@ class Recipe:
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether rows of advantage 0 leave no gradient and may be left out."""
-        return not self.penalties and getattr(self.objective.fn, "silent", False)
+        """Whether rows of advantage 0 leave no gradient, in themselves or in others, and may be left out."""
+        return not self.couples and not self.penalties and getattr(self.objective.fn, "silent", False)
 
     def but(self, *, rollout: Mapping | None = None, **changes) -> "Recipe":
         """This recipe with some roles refilled; `rollout` takes a dict of its own changes."""

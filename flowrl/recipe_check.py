@@ -31,6 +31,7 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "decay": ("refresh",),
 }
 _TRACKED = ("advantage", "credit", "select", "weight")  # roles that see what the tracker gives
+KEPT_NAMES = {"current": "the policy itself", "ema": "the averaged weights of optimizer.ema"}
 ON_PATH = (*_PATH, "mask", "best_velocity", "velocity", "mean", "std", "log_prob")
 ON_NOISE = (*_NOISE, "velocity", "elbo")
 
@@ -108,6 +109,8 @@ def _check_snapshots(recipe):
     for suffix in recipe.suffixes - recipe.snapshots.keys():
         raise ValueError(f"a part asks for a quantity that ends in _{suffix}, but snapshots has no {suffix!r}.")
     for name, rule in recipe.snapshots.items():
+        if name in KEPT_NAMES:
+            raise ValueError(f"snapshots.{name}: {name!r} is {KEPT_NAMES[name]}; choose another, such as 'anchor'.")
         if rule.every < 1 or (rule.decay is None and rule.every != 1):
             raise ValueError(f"snapshots.{name}.every = {rule.every}: expected 1 or more, and no frozen snapshot.")
         if rule.guidance is not None and (name not in recipe.suffixes or not rule.guidance >= 1):

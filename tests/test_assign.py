@@ -14,19 +14,6 @@ from flowrl.visual.trainer import noisy_steps
 from samplers import schedules, tree_layout
 
 
-@pytest.fixture
-def recipe(recipe):
-    """With one update on all rollouts; tests/test_updates.py looks at others."""
-    return recipe.but(update=part(updates.once))
-
-
-@pytest.fixture
-def comparing(comparing):
-    if comparing.credit.name == "gain":
-        pytest.skip("compares steps, which differ here")
-    return comparing
-
-
 def table(recipe, groups=2, columns=1):
     """[reward, reward_weight, valid, group, edge, noisy, root] of `groups` prompts under the recipe's own tree."""
     plan = recipe.rollout
@@ -45,10 +32,13 @@ def ask(recipe, rows):
     steps = recipe.rollout.steps
     states = (reward * reward_weight).sum(1, keepdim=True) * torch.linspace(0, 1, steps + 1)
     change = 1.0 / (1 + torch.arange(steps)).expand(edge.shape)
-    seen = Leaves(reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change, state_reward=states)
+    seen = Leaves(
+        reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change, state_reward=states
+    )
     known = {"sigmas": schedules.linear(steps), "steps": steps, "iteration": 0} | of_kernel(
         recipe, schedules.linear(steps), noisy_steps(recipe, schedules.linear(steps), 0, 0)
     )
+    recipe = recipe.but(update=part(updates.once))  # tests/test_updates.py looks at others
     generators = {"generator": generator(0, "select"), "update_generator": generator(0, "minibatches")}
     found = assign(recipe, seen, reward_weight, valid, {}, **known, **generators)
     (weight,) = found.weights

@@ -36,7 +36,7 @@ MAY_IMPORT = {  # module or package -> what it may import of ours; the longest m
     "flowrl.recipe_check": ("flowrl.vocabulary", "flowrl.part"),
     "flowrl.recipe": ("flowrl.vocabulary", "flowrl.part", "flowrl.decays", "flowrl.recipe_check"),
     "flowrl.train_step": (),
-    "flowrl.assign": ("flowrl.groups", "flowrl.recipe", *PURE),
+    "flowrl.assign": ("flowrl.groups", "flowrl.recipe", "flowrl.vocabulary", *PURE),
     **{package: ("flowrl.groups", *PURE) for package in PURE},
     "flowrl.visual": ("flowrl.visual", *WING),
     "flowrl.text": ("flowrl.text", "rewards", *PURE, *CORE),

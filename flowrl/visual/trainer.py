@@ -10,6 +10,7 @@ from flowrl import randomness, vocabulary
 from flowrl.assign import Assigned
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
+from flowrl.visual.duplicates import refuse_duplicates
 from flowrl.visual.paths import along_paths, of_best_paths, per_edge
 from flowrl.visual.points import Column, Drawn
 from flowrl.visual.policy import Example, Policy
@@ -52,8 +53,10 @@ def update(
     before = policy.forwards
     with policy.at(recipe.rollout.drawn_by(iteration)):
         tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size, ranks=ranks)
-        velocity = in_step(policy, ranks, len(mine) * recipe.rollout.roots, batch_size)
         of_leaf = [mine[r // recipe.rollout.roots] for r in tree.root.tolist()]
+        if iteration == 0:
+            refuse_duplicates(tree, of_leaf)
+        velocity = in_step(policy, ranks, len(mine) * recipe.rollout.roots, batch_size)
         table = score(policy.decode(tree.leaves()), of_leaf, tree.group)
         table, states = along_paths(recipe, tree, table, of_leaf, velocity, policy.decode, score)
         columns = of_best_paths(recipe, tree, table, velocity)
@@ -83,7 +86,7 @@ def learn(
     iteration: int,
     columns: Sequence[Column] = (),
 ) -> dict[str, float | int | str]:
-    """The optimizer updates of one rollout, in order; what to log is the mean over them, counts are sums.
+    """The optimizer updates of one rollout, in order; what to log is the mean over them, of calls the sum.
 
     The first is on-policy if the current policy drew; the others compare with what the policy that drew had recorded.
     columns: more of what rows are told
@@ -120,8 +123,8 @@ def learn(
 
 
 def _mean(values):
-    """Of numbers; of words the last."""
-    return values[-1] if isinstance(values[-1], str) or len(values) == 1 else sum(values) / len(values)
+    """Of numbers; of words, and of counts that go on from step to step, the last."""
+    return values[-1] if isinstance(values[-1], str | int) or len(values) == 1 else sum(values) / len(values)
 
 
 def roll_out(
