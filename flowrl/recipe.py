@@ -50,7 +50,8 @@ class Rollout:
     density: Part | None = None  # log-prob of what was drawn
     noisy: Part | None = None  # which steps are noisy [and how many they span]; none: all follow the ODE
     noise: Part | None = None  # how the noise of siblings relates
-    solver: Part | None = None  # multi-step, in place of Euler steps where no step is noisy
+    solver: Part | None = None  # multi-step, in place of Euler steps after the last noisy one
+    tail: Part | None = None  # sigmas, after -> the grid with another end after the last noisy step
     guidance: float = 1.0  # classifier-free; 1 runs no unconditional pass
     by: str = "current"  # who draws: "current" or a snapshot's name
     by_after: int = 0  # updates before `by` takes over from the current policy

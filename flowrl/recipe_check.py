@@ -16,6 +16,7 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "rollout.noisy": (*_SCHEDULE, "sigmas", "forks"),
     "rollout.forks": ("noisy",),
     "rollout.noise": ("own", "shared"),
+    "rollout.tail": ("sigmas", "after"),
     "rollout.solver": ("velocity", "latents", "prompt", "sigmas"),
     "noising.times": ("draws", "generator", "sigmas"),
     "noising.elbo": ("velocity", "x0", "noise", "sigma"),
@@ -68,8 +69,10 @@ def _check_rollout(recipe):
         if name not in wanted and getattr(plan, name) is not None:
             why = "no step draws noise (rollout.noisy)" if plan.noisy is None else "nothing is trained on the path"
             raise ValueError(f"rollout.{name} has no effect: {why}.")
-    if plan.solver is not None and plan.noisy is not None:
-        raise ValueError("rollout.solver needs a rollout without noise: take out rollout.noisy.")
+    if plan.apart and (plan.solver or plan.tail):
+        raise ValueError("rollout.apart: noisy steps that stand apart do not land together; take out solver and tail.")
+    if plan.tail is not None and plan.noisy is None:
+        raise ValueError("rollout.tail has no effect: no step draws noise (rollout.noisy), so there is no last one.")
     if plan.by == "current" and plan.by_after:
         raise ValueError("rollout.by_after has no effect: rollout.by names no snapshot.")
 

@@ -22,7 +22,7 @@ def of_kernel(recipe: Recipe, sigmas: Tensor, noisy: Mapping[int, int]) -> dict[
     if not {"stds", "slopes"} & recipe.asks:
         return {}
     plan = recipe.rollout
-    depth = depths(plan.steps, noisy, apart=plan.apart)
+    depth = depths(len(sigmas) - 1, noisy, apart=plan.apart)
     return dict(zip(("stds", "slopes"), kernels.scales(plan.kernel.bound, sigmas, depth=depth), strict=True))
 
 
@@ -50,7 +50,7 @@ def earned(
         memory,
         sigmas=tree.sigmas,
         **of_kernel(recipe, tree.sigmas, noisy),
-        steps=recipe.rollout.steps,
+        steps=len(tree.sigmas) - 1,
         iteration=iteration,
         generator=randomness.generator(seed, iteration, "select"),
         update_generator=randomness.generator(seed, iteration, "minibatches"),

@@ -139,8 +139,8 @@ def roll_out(
     ranks: Ranks | None = None,
 ) -> tuple[RolloutTree, dict[int, int]]:
     """(tree, noisy steps): every example becomes `roots` trees of one group, numbered from `first_group` on."""
-    plan, sigmas = recipe.rollout, policy.sigmas(recipe.rollout.steps)
-    noisy = noisy_steps(recipe, sigmas, seed, iteration)
+    plan, grid = recipe.rollout, policy.sigmas(recipe.rollout.steps)
+    noisy = noisy_steps(recipe, grid, seed, iteration)
     group = first_group + torch.arange(len(examples)).repeat_interleave(plan.roots)
     members = [(g, m) for g in range(first_group, first_group + len(examples)) for m in range(plan.roots)]
     noise = [policy.noise(1, randomness.generator(seed, iteration, "initial noise", *m)) for m in members]
@@ -152,7 +152,7 @@ def roll_out(
         in_step(policy, ranks or Ranks(), len(noise), batch_size),
         torch.cat(noise),
         prompt,
-        sigmas,
+        with_tail(recipe, grid, noisy),
         **bound,
         noisy=noisy,
         forks=plan.forks_at(noisy),
@@ -169,6 +169,13 @@ def _encode(policy, recipe, examples):
     ids = policy.encode(examples)
     policy.guidance = recipe.rollout.guidance
     return ids
+
+
+def with_tail(recipe: Recipe, sigmas: Tensor, noisy: Mapping[int, int]) -> Tensor:
+    """The grid of a rollout: from where the last noise lands on, as the recipe's tail says."""
+    if recipe.rollout.tail is None:
+        return sigmas
+    return recipe.rollout.tail(sigmas=sigmas, after=max(t + length for t, length in noisy.items()))
 
 
 def noisy_steps(recipe: Recipe, sigmas: Tensor, seed: int, iteration: int) -> dict[int, int]:

@@ -7,7 +7,7 @@ from flowrl.objectives import clipped, penalties, ratios, select, weights
 from flowrl.part import part
 from flowrl.recipe import Recipe, Rollout, copied, frozen
 from flowrl.visual import points
-from samplers import density, estimates, fork_plans, kernels, noise, noise_plans
+from samplers import density, estimates, fork_plans, kernels, noise, noise_plans, schedules, solvers
 
 
 def flow_grpo() -> Recipe:
@@ -109,6 +109,20 @@ def mix_grpo() -> Recipe:
         },
         advantage=part(many_rewards.per_reward, ddof=1, eps=1e-8, clamp=5.0),
         select=part(select.drawn),
+    )
+
+
+def mix_grpo_flash() -> Recipe:
+    """MixGRPO-Flash: MixGRPO whose rollouts end in a few steps of a fast solver.  arXiv:2507.21802
+
+    Two fifths of the steps after the window. Its variant Flash* is noisy = window with tail.share .2.
+    """
+    return mix_grpo().but(
+        rollout={
+            "noisy": part(noise_plans.progressive, width=4, every=20),
+            "tail": part(schedules.compressed, share=0.4, shift=3.0),
+            "solver": part(solvers.dpm_solver),
+        }
     )
 
 
