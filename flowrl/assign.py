@@ -25,6 +25,7 @@ class Leaves:
     noisy: Float[Tensor, "N T"]
     log_prob_old: Float[Tensor, "N T"] | None = None  # the rest where a role asks for it
     change: Float[Tensor, "N T"] | None = None
+    state_reward: Float[Tensor, "N T1"] | None = None
 
     def of(self, kept: Bool[Tensor, " N"]) -> dict[str, Tensor]:
         """By name, the kept rows only."""
@@ -61,6 +62,7 @@ def assign(
     failed are taken out of the table: they leave the statistics of their group, and get advantage and weight 0.
     """
     known = {"reward_weight": reward_weight, "memory": memory} | schedule | leaves.of(valid)
+    known["divergence"] = memory.get("divergence", torch.zeros(()))  # of the iteration before
     tracked = {}
     if recipe.track and valid.any():
         tracked, memory = recipe.track(**known)

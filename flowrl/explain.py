@@ -5,11 +5,10 @@ from dataclasses import fields
 from inspect import cleandoc, getsourcefile, getsourcelines, unwrap
 from pathlib import Path
 
-import torch
-
 from flowrl.part import Part
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.visual.trainer import noisy_steps
+from samplers import schedules
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,7 +37,7 @@ def _settings(section, prefix, besides=()):
 def _leaves(recipe):
     """Of the first iteration, on an even schedule."""
     steps = recipe.rollout.steps
-    return recipe.rollout.leaves(tuple(noisy_steps(recipe, torch.linspace(1, 0, steps + 1), 0, 0)))
+    return recipe.rollout.leaves(noisy_steps(recipe, schedules.linear(steps), 0, 0))
 
 
 def rule(snapshot: Snapshot) -> str:

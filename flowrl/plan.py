@@ -8,7 +8,8 @@ import torch
 from flowrl import randomness
 from flowrl.assign import Leaves, assign
 from flowrl.recipe import Recipe
-from flowrl.visual.trainer import noisy_steps, of_kernel
+from flowrl.visual.table import of_kernel
+from flowrl.visual.trainer import noisy_steps, with_tail
 from flowrl.vocabulary import CURRENT, split
 from samplers import tree_layout
 from samplers.kernels import bind
@@ -39,13 +40,19 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     plan = recipe.rollout
     noisy = noisy_steps(recipe, sigmas, seed, iteration)
     check(recipe, noisy, sigmas)
-    layout = tree_layout(prompts * plan.roots, plan.steps, noisy, plan.forks_at(noisy), apart=plan.apart)
+    sigmas = with_tail(recipe, sigmas, noisy)
+    layout = _layout(plan, prompts * plan.roots, len(sigmas) - 1, noisy)
     found = _assigned(recipe, layout, noisy, sigmas, seed, iteration)
     trained = [_trained(recipe, layout, weight, found.advantage) for weight in found.weights]
     edges, calls = sum(e for e, _ in trained), sum(c for _, c in trained)
     if not calls:
         raise ValueError(f"select: {recipe.select.name} leaves no decision to train at iteration {iteration}.")
-    rollout_calls = sum(layout.frontier[:-1])
+    by_solver = sum(m.edges * (m.step_next - m.step - 1) for m in layout.moves if not m.noisy)
+    rollout_calls = sum(layout.frontier[:-1]) + by_solver
+    if recipe.estimate is not None:  # of every state but the finals
+        rollout_calls += rollout_calls * (recipe.estimate.number("substeps") or 1)
+    if "best_velocity" in recipe.needs:
+        rollout_calls += prompts * len(noisy)
     drawn_by, updates = plan.drawn_by(iteration), len(found.weights)
     recorded = "elbo_old" in recipe.needs & recipe.recorded and (drawn_by != "current" or updates > 1)
     passes = _rows(plan.guidance)
@@ -64,14 +71,22 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     )
 
 
+def _layout(plan, roots, steps, noisy):
+    """The trees of a rollout."""
+    at_once = bool(plan.solver and noisy)
+    return tree_layout(roots, steps, noisy, plan.forks_at(noisy), apart=plan.apart, at_once=at_once)
+
+
 def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
     """Which decisions count, on made-up rewards that differ."""
     plan, edge = recipe.rollout, layout.edge
     prompt = layout.leaf_root // plan.roots
     place = torch.arange(len(edge)) % int(prompt.bincount().max())  # within its prompt
-    change = torch.where(edge >= 0, 1.0 / (1 + torch.arange(plan.steps)), 0)
+    reward = torch.linspace(0.5, 1, int(place.max()) + 1)[place][:, None] ** 2  # positive, and nobody has the mean
+    steps = edge.shape[1]
+    change = torch.where(edge >= 0, 1.0 / (1 + torch.arange(steps)), 0)
     leaves = Leaves(
-        reward=torch.linspace(0.5, 1, int(place.max()) + 1)[place][:, None] ** 2,  # positive, and nobody has the mean
+        reward=reward,
         group=prompt * (len(noisy) if plan.apart else 1) + layout.branch,
         prompt=prompt,
         root=layout.leaf_root,
@@ -79,6 +94,7 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
         noisy=((edge >= 0) & layout.noisy[edge]).float(),
         log_prob_old=torch.zeros(edge.shape),
         change=change,
+        state_reward=reward * torch.linspace(0, 1, steps + 1) ** 2,
     )
     return assign(
         recipe,
@@ -88,7 +104,7 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
         {},
         sigmas=sigmas,
         **of_kernel(recipe, sigmas, noisy),
-        steps=plan.steps,
+        steps=steps,
         iteration=iteration,
         generator=randomness.generator(seed, iteration, "select"),
         update_generator=randomness.generator(seed, iteration, "minibatches"),
@@ -144,9 +160,14 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
                 "into 2 or more."
             )
     try:
-        tree_layout(1, plan.steps, noisy, forks, apart=plan.apart)
+        _layout(plan, 1, plan.steps, noisy)
     except ValueError as error:
         raise ValueError(f"rollout.noisy: {error}") from None
+    if recipe.estimate is not None and len(noisy) < plan.steps - 1:
+        raise ValueError(
+            f"estimate: {len(noisy)} of {plan.steps} steps draw noise, and states are kept around those alone. Set "
+            "rollout.noisy = all_but_last."
+        )
     if plan.leaves(noisy) < 2:
         raise ValueError(f"rollout.roots = {plan.roots} and rollout.forks = {dict(forks)} make groups of one.")
     for t, length in noisy.items():

@@ -50,7 +50,8 @@ class Rollout:
     density: Part | None = None  # log-prob of what was drawn
     noisy: Part | None = None  # which steps are noisy [and how many they span]; none: all follow the ODE
     noise: Part | None = None  # how the noise of siblings relates
-    solver: Part | None = None  # multi-step, in place of Euler steps where no step is noisy
+    solver: Part | None = None  # multi-step, in place of Euler steps after the last noisy one
+    tail: Part | None = None  # sigmas, after -> the grid with another end after the last noisy step
     guidance: float = 1.0  # classifier-free; 1 runs no unconditional pass
     by: str = "current"  # who draws: "current" or a snapshot's name
     by_after: int = 0  # updates before `by` takes over from the current policy
@@ -86,6 +87,7 @@ class Recipe:
 
     rollout: Rollout
     noising: Noising | None = None  # only where points are taken on noise
+    estimate: Part | None = None  # latents, velocity    -> clean latents  what states on the way are scored by
     track: Part | None = None  # reward, memory       -> more, memory  what updates learn from those before
     advantage: Part  # reward, group        -> [N]     who did better than their peers
     credit: Part  # advantage, edge      -> [N, T]  which decisions earned it
@@ -138,8 +140,8 @@ class Recipe:
 
     @property
     def skips_zero_advantage(self) -> bool:
-        """Whether rows of advantage 0 leave no gradient and may be left out."""
-        return not self.penalties and getattr(self.objective.fn, "silent", False)
+        """Whether rows of advantage 0 leave no gradient, in themselves or in others, and may be left out."""
+        return not self.couples and not self.penalties and getattr(self.objective.fn, "silent", False)
 
     def but(self, *, rollout: Mapping | None = None, **changes) -> "Recipe":
         """This recipe with some roles refilled; `rollout` takes a dict of its own changes."""

@@ -8,7 +8,7 @@ _LEAVES = ("reward", "reward_weight", "group", "prompt", "root")
 _KERNEL = ("sigmas", "stds", "slopes")
 _TABLE = (*_LEAVES, "edge", "noisy", "log_prob_old", *_KERNEL, "steps", "iteration", "generator")
 _CHUNKS = ("chunk", "change")
-_PATH = ("step", "depth", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight", "mask")
+_PATH = ("step", "depth", "sigma", "sigma_next", "latents", "next_latents", "advantage", "weight")
 _NOISE = ("sigma", "x0", "noise", "latents", "peers", "advantage", "weight")
 AVAILABLE = {  # what is known when a role acts; roles not listed see a row's quantities and those of snapshots
     "rollout.kernel": ("latents", "velocity", "sigma", "sigma_next", "sigmas", "step", "steps", "depth"),
@@ -16,12 +16,14 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "rollout.noisy": (*_SCHEDULE, "sigmas", "forks"),
     "rollout.forks": ("noisy",),
     "rollout.noise": ("own", "shared"),
+    "rollout.tail": ("sigmas", "after"),
     "rollout.solver": ("velocity", "latents", "prompt", "sigmas"),
     "noising.times": ("draws", "generator", "sigmas"),
     "noising.elbo": ("velocity", "x0", "noise", "sigma"),
-    "track": (*_LEAVES, "memory"),
+    "estimate": ("latents", "sigma", "prompt", "velocity"),
+    "track": (*_LEAVES, "memory", "divergence"),
     "advantage": _LEAVES,
-    "credit": (*_TABLE, "advantage"),
+    "credit": (*_TABLE, "advantage", "state_reward"),
     "chunks": ("steps", "change"),
     "select": (*_TABLE, *_CHUNKS, "advantage"),
     "update": ("group", "generator", "iteration"),
@@ -30,7 +32,8 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "decay": ("refresh",),
 }
 _TRACKED = ("advantage", "credit", "select", "weight")  # roles that see what the tracker gives
-ON_PATH = (*_PATH, "velocity", "mean", "std", "log_prob")
+KEPT_NAMES = {"current": "the policy itself", "ema": "the averaged weights of optimizer.ema"}
+ON_PATH = (*_PATH, "mask", "best_velocity", "velocity", "mean", "std", "log_prob")
 ON_NOISE = (*_NOISE, "velocity", "elbo")
 
 
@@ -66,15 +69,18 @@ def _check_rollout(recipe):
         if name not in wanted and getattr(plan, name) is not None:
             why = "no step draws noise (rollout.noisy)" if plan.noisy is None else "nothing is trained on the path"
             raise ValueError(f"rollout.{name} has no effect: {why}.")
-    if plan.solver is not None and plan.noisy is not None:
-        raise ValueError("rollout.solver needs a rollout without noise: take out rollout.noisy.")
+    if plan.apart and (plan.solver or plan.tail):
+        raise ValueError("rollout.apart: noisy steps that stand apart do not land together; take out solver and tail.")
+    if plan.tail is not None and plan.noisy is None:
+        raise ValueError("rollout.tail has no effect: no step draws noise (rollout.noisy), so there is no last one.")
     if plan.by == "current" and plan.by_after:
         raise ValueError("rollout.by_after has no effect: rollout.by names no snapshot.")
 
 
 def _check_part(recipe, role, filled):
     where = "decay" if role.startswith("snapshots.") else role
-    known = (*(AVAILABLE.get(where) or _of_a_row(recipe)), *(recipe.gives if where in _TRACKED else ()))
+    known = AVAILABLE.get(where) or _of_a_row(recipe)
+    known += recipe.gives if where in _TRACKED or where not in AVAILABLE else ()
     for number, takes in filled.takes.items():
         if takes.default is takes.empty and number not in filled.numbers:
             raise ValueError(f"{role}: {filled.name} needs a value for {number!r}: set {role}.{number}.")
@@ -106,6 +112,8 @@ def _check_snapshots(recipe):
     for suffix in recipe.suffixes - recipe.snapshots.keys():
         raise ValueError(f"a part asks for a quantity that ends in _{suffix}, but snapshots has no {suffix!r}.")
     for name, rule in recipe.snapshots.items():
+        if name in KEPT_NAMES:
+            raise ValueError(f"snapshots.{name}: {name!r} is {KEPT_NAMES[name]}; choose another, such as 'anchor'.")
         if rule.every < 1 or (rule.decay is None and rule.every != 1):
             raise ValueError(f"snapshots.{name}.every = {rule.every}: expected 1 or more, and no frozen snapshot.")
         if rule.guidance is not None and (name not in recipe.suffixes or not rule.guidance >= 1):
@@ -119,6 +127,15 @@ def _check_table(recipe):
     plan, asked = recipe.rollout, recipe.asks | set(recipe.points.needs)
     if recipe.chunks is not None and "chunk" not in asked:
         raise ValueError("chunks has no effect: no part asks for the chunk of a step.")
+    if ("state_reward" in asked) != (recipe.estimate is not None):
+        said = "is missing: a part asks for state_reward" if recipe.estimate is None else "has no effect: no part asks"
+        raise ValueError(f"estimate {said}. It scores states on the way (credit = gain).")
+    compared = sum(vocabulary.split(n)[0] == "mean" for n in recipe.needs - recipe.recorded - {"mean"})
+    if "divergence" in asked and compared != 1:
+        raise ValueError(
+            f"track = {recipe.track.name} asks for the divergence, but the penalties compare means with {compared} "
+            "snapshots: expected one, as kl_anchor_adaptive does."
+        )
     for name in _KERNEL[1:]:
         if name in asked and plan.kernel is None:
             raise ValueError(f"a part asks for {name!r}, but nothing is drawn: set rollout.noisy and rollout.kernel.")
@@ -132,8 +149,8 @@ def _check_table(recipe):
     several = recipe.update.name != "once" or plan.by != "current"
     if "mean_old" in recipe.needs & recipe.recorded and several:
         raise ValueError(
-            "a part asks for 'mean_old' in more updates than one, or of a snapshot that draws: keep it as snapshots.old "
-            "(snapshots.old.decay: constant, snapshots.old.decay.share: 0)."
+            "a part asks for 'mean_old' in more updates than one, or of a snapshot that draws: keep it as "
+            "snapshots.old (snapshots.old.decay: constant, snapshots.old.decay.share: 0)."
         )
 
 

@@ -1,6 +1,6 @@
 """From noise to latents: kernels, densities, schedules, noise plans, trees and solvers.  Imports torch alone."""
 
-from samplers import candidates, density, fork_plans, kernels, merges, noise, noise_plans, schedules, solvers
+from samplers import candidates, density, estimates, fork_plans, kernels, merges, noise, noise_plans, schedules, solvers
 from samplers.layout import TreeLayout, tree_layout
 from samplers.tree import RolloutTree, rollout
 
@@ -9,6 +9,7 @@ __all__ = [
     "TreeLayout",
     "candidates",
     "density",
+    "estimates",
     "fork_plans",
     "kernels",
     "merges",

@@ -72,6 +72,7 @@ def tree_layout(
     forks: Mapping[int, int] | None = None,
     *,
     apart: bool = False,
+    at_once: bool = False,
 ) -> TreeLayout:
     """The tables of `roots` trees.
 
@@ -79,10 +80,13 @@ def tree_layout(
     forks: {noisy step: children of each state}, one elsewhere
     apart: every noisy step leaves the deterministic path of its root by itself, and its children follow the ODE to the
            end; else the noisy steps follow each other on every path
+    at_once: the way from where the last noise lands to the end is one edge, which a multi-step solver walks
     """
     jumps, forks = lengths(noisy), dict(forks or {})
     _check(steps, jumps, forks, apart)
-    moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart)
+    assert not (apart and at_once), "steps that stand apart do not land together"
+    landing = max((t + length for t, length in jumps.items()), default=0) if at_once else steps
+    moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart, landing)
     return _tables(roots, steps, moves, arrivals, frontier, jumps if apart else None)
 
 
@@ -99,8 +103,8 @@ def depths(steps: int, noisy: Mapping[int, int] | Sequence[int], *, apart: bool 
     return before
 
 
-def _moves(roots, steps, jumps, forks, apart):
-    """(moves, which of them arrive at each level, states of each level)."""
+def _moves(roots, steps, jumps, forks, apart, landing):
+    """(moves, which of them arrive at each level, states of each level); from level `landing` on one edge is left."""
     moves, last = [], max(jumps, default=-1)
     arrivals, frontier = [[] for _ in range(steps + 1)], [roots] + [0] * steps
 
@@ -109,8 +113,11 @@ def _moves(roots, steps, jumps, forks, apart):
         moves.append(Move(t, t + length, noisy, parents, children))
         frontier[t + length] += moves[-1].edges
 
-    for t in range(steps):
+    for t in range(min(steps, landing + 1)):
         everyone = slice(0, frontier[t])
+        if t == landing:
+            move(t, steps - t, False, everyone, 1)
+            continue
         if t in jumps and not apart:
             move(t, jumps[t], True, everyone, forks.get(t, 1))
             continue

@@ -20,7 +20,7 @@ def shifted(sigmas: Float[Tensor, "*T1"], *, shift: float) -> Float[Tensor, "*T1
 
 
 def compressed(
-    sigmas: Float[Tensor, " T1"], *, after: int, share: float = 0.4, shift: float = 3.0
+    sigmas: Float[Tensor, " T1"], after: int, *, share: float = 0.4, shift: float = 3.0
 ) -> Float[Tensor, " M1"]:
     """The grid with the N steps from index `after` on replaced by max(int(share * N), 1).  arXiv:2507.21802
 

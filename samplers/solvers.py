@@ -1,4 +1,4 @@
-"""Deterministic multi-step solvers, for evaluation and for rollouts that need no noise; clean estimates on the way.
+"""Deterministic multi-step solvers, for evaluation and for rollouts that need no noise.
 
 DPM-Solver++ on flows: alpha = 1 - sigma, lambda = log alpha - log sigma, h = lambda_next - lambda; it works on the
 clean estimate x0 = latents - sigma * velocity.  arXiv:2211.01095
@@ -9,8 +9,6 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from samplers.kernels import spread
 
 
 def first_order(
@@ -54,29 +52,6 @@ def dpm_solver(
         else:
             latents = second_order(latents, x0, before, sigmas[t - 1], sigma, sigma_next)
         before = x0
-    return latents
-
-
-@torch.no_grad()
-def clean_estimate(
-    latents: Float[Tensor, "B *L"],
-    sigma: Float[Tensor, " B"],
-    prompt: Int[Tensor, " B"],
-    velocity: Callable,
-    *,
-    substeps: int = 5,
-) -> Float[Tensor, "B *L"]:
-    """The finished latents that states on the way would reach by `substeps` Euler steps.  arXiv:2603.28718
-
-    What Stepwise-Flow-GRPO scores; 1 is the one-step estimate latents - sigma * velocity. That the steps are of one
-    length is OUR READING.
-    """
-    if substeps < 1:
-        raise ValueError(f"a clean estimate in {substeps} substeps: expected 1 or more.")
-    length = sigma / substeps
-    for i in range(substeps):
-        step = velocity(latents, sigma - i * length, prompt)
-        latents = latents - spread(length, latents) * step
     return latents
 
 

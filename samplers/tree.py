@@ -78,17 +78,17 @@ def rollout(
     group:      comparison set of each root's leaves, by default its prompt; where noisy steps stand apart, each of
                 those is a set by itself: group * number of noisy steps + which of them
     batch_size: rows per network call, by default all
-    solver:     (velocity, latents, prompt, sigmas) -> finals, in the place of Euler steps where no step is noisy
+    solver:     (velocity, latents, prompt, sigmas) -> finals, in the place of Euler steps after the last noisy one
     """
     group, steps = prompt if group is None else group, len(sigmas) - 1
-    layout = tree_layout(len(latents), steps, noisy, forks, apart=apart)
+    layout = tree_layout(len(latents), steps, noisy, forks, apart=apart, at_once=bool(solver and noisy))
     if noisy and len(generators) != len(latents):
         raise ValueError(f"{len(generators)} generators for {len(latents)} roots: give one per root.")
     group = group[layout.leaf_root] * (len(noisy) if apart else 1) + layout.branch
     depth = depths(steps, noisy, apart=apart)
-    if solver is not None:
-        assert not noisy, "a multi-step solver draws no noise"
-        finals = solver(partial(_in_batches, velocity, batch_size), latents, prompt, sigmas)
+    in_batches = partial(_in_batches, velocity, batch_size)
+    if solver is not None and not noisy:
+        finals = solver(in_batches, latents, prompt, sigmas)
         absent = torch.full((len(layout.source),), torch.nan, device=latents.device)
         return _assemble(layout, {steps: finals}, sigmas, prompt, group, depth, absent)
     drawn = _draw(layout, noise, generators, latents)
@@ -98,8 +98,13 @@ def rollout(
         latents, ids = torch.cat([reached.pop(i) for i in layout.arrivals[t]]) if t else latents, layout.level(t)
         levels[t] = _only(latents, kept[ids])
         sigma = sigmas[t].to(latents.device).expand(len(latents))
-        v = _in_batches(velocity, batch_size, latents, sigma, prompt[root[ids]])
-        for number, move in ((i, m) for i, m in enumerate(layout.moves) if m.step == t):
+        moves = [(i, move) for i, move in enumerate(layout.moves) if move.step == t]
+        if solver is not None and moves[0][1].step_next == steps:
+            reached[moves[0][0]] = latents = solver(in_batches, latents, prompt[root[ids]], sigmas[t:])
+            log_prob.append(torch.full((len(latents),), torch.nan, device=latents.device))
+            continue
+        v = in_batches(latents, sigma, prompt[root[ids]])
+        for number, move in moves:
             at, sigma_next = move.parents, sigmas[move.step_next].to(latents.device).expand(len(sigma[move.parents]))
             bound = bind(kernel, sigmas=sigmas, step=torch.tensor(t), steps=steps, depth=depth[t])
             mean, std = (bound if move.noisy else ode)(latents[at], v[at], sigma[at], sigma_next)

@@ -1,6 +1,6 @@
 """How close an update comes to the work that it cannot do without, in time and in memory.
 
-    python scripts/bench_limit.py [flow_grpo branch_grpo ...] [--pairs 5] [--prompts 12]
+    python scripts/bench_limit.py [flow_grpo branch_grpo diffusion_nft ...] [--pairs 5] [--prompts 12]
 
 The limit is the same network calls in the same shapes, through the raw transformer with the embeddings gathered before,
 the decoder, the reward and the optimiser's step, and nothing else. Both are timed in turn, in one process.
@@ -63,13 +63,10 @@ def prepared_for(recipe: str, train: str, prompts: int) -> Prepared:
 
 
 def one_update(ready: Prepared, score: Callable | None = None) -> dict:
-    """The loop body and the snapshots that follow it, as a run does them."""
+    """The loop body, as a run calls it."""
     examples = ready.train[: ready.run.budget.prompts_per_update]
     score, size = score or ready.score, ready.run.budget.batch_size
-    log = update(ready.policy, ready.recipe, examples, score, ready.learner, seed=0, iteration=0, batch_size=size)
-    for name, rule in ready.recipe.snapshots.items():
-        ready.policy.snapshot(name, rule, 1)
-    return log
+    return update(ready.policy, ready.recipe, examples, score, ready.learner, seed=0, iteration=0, batch_size=size)
 
 
 def record(ready: Prepared) -> Work:
@@ -212,7 +209,7 @@ def limit_of(parts: dict[str, int]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=["flow_grpo", "branch_grpo"])
+    parser.add_argument("recipes", nargs="*", default=["flow_grpo", "branch_grpo", "diffusion_nft"])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=12)
     given = parser.parse_args()

@@ -35,10 +35,24 @@ def recipe_functions():
     return [f for f in found if not inspect.signature(f).parameters]
 
 
+NOT_COMPARING = {"reward_itself", "best_of_group", "against_history", "gain"}
+FAMILIES = {  # parameter of a test: which recipes it runs through
+    # that compare pictures: not those that take a reward as it is, or compare it with earlier ones, or compare steps
+    "comparing": lambda recipe: not {recipe.advantage.name, recipe.credit.name} & NOT_COMPARING,
+    "drawing": lambda recipe: recipe.rollout.noisy is not None,  # steps that draw noise
+}
+
+
 def pytest_generate_tests(metafunc):
-    """`recipe_function` runs through every visual recipe; `public` through the functions of @pytest.mark.menu(...)."""
+    """`recipe_function` runs through every visual recipe, the names of FAMILIES through some of them.
+
+    `public` runs through the functions of @pytest.mark.menu(...).
+    """
     if "recipe_function" in metafunc.fixturenames:
         metafunc.parametrize("recipe_function", recipe_functions(), ids=lambda f: f.__name__)
+    for name in FAMILIES.keys() & set(metafunc.fixturenames):
+        found = [pytest.param(f(), id=f.__name__) for f in recipe_functions() if FAMILIES[name](f())]
+        metafunc.parametrize(name, found)
     if "public" in metafunc.fixturenames:
         packages = metafunc.definition.get_closest_marker("menu").args
         found = [f for package in packages for module in modules_of(package) for f in public_functions(module)]
@@ -54,14 +68,6 @@ def pytest_configure(config):
 @pytest.fixture
 def recipe(recipe_function):
     return recipe_function().check()
-
-
-@pytest.fixture
-def comparing(recipe):
-    """A recipe whose advantages compare pictures; reward-weighted and best-of-group fitting do not."""
-    if recipe.advantage.name in ("reward_itself", "best_of_group", "against_history"):
-        pytest.skip("takes the reward as it is, or compares it with earlier ones")
-    return recipe
 
 
 @functools.cache

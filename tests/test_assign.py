@@ -9,14 +9,9 @@ from flowrl.groups import group_rank
 from flowrl.part import part
 from flowrl.randomness import generator
 from flowrl.recipes.visual.steps import flow_grpo
-from flowrl.visual.trainer import noisy_steps, of_kernel
+from flowrl.visual.table import of_kernel
+from flowrl.visual.trainer import noisy_steps
 from samplers import schedules, tree_layout
-
-
-@pytest.fixture
-def recipe(recipe):
-    """With one update on all rollouts; tests/test_updates.py looks at others."""
-    return recipe.but(update=part(updates.once))
 
 
 def table(recipe, groups=2, columns=1):
@@ -35,11 +30,15 @@ def table(recipe, groups=2, columns=1):
 def ask(recipe, rows):
     reward, reward_weight, valid, group, edge, noisy, root = rows
     steps = recipe.rollout.steps
+    states = (reward * reward_weight).sum(1, keepdim=True) * torch.linspace(0, 1, steps + 1)
     change = 1.0 / (1 + torch.arange(steps)).expand(edge.shape)
-    seen = Leaves(reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change)
+    seen = Leaves(
+        reward, group, group, root, edge, noisy, log_prob_old=-0.1 * edge.float(), change=change, state_reward=states
+    )
     known = {"sigmas": schedules.linear(steps), "steps": steps, "iteration": 0} | of_kernel(
         recipe, schedules.linear(steps), noisy_steps(recipe, schedules.linear(steps), 0, 0)
     )
+    recipe = recipe.but(update=part(updates.once))  # tests/test_updates.py looks at others
     generators = {"generator": generator(0, "select"), "update_generator": generator(0, "minibatches")}
     found = assign(recipe, seen, reward_weight, valid, {}, **known, **generators)
     (weight,) = found.weights

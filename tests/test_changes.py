@@ -44,9 +44,13 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("rollout.density", "gaussian squared_error"),
         (
             "rollout.noisy",
-            "all_but_last decaying exp_decaying geometric_window listed progressive random_window single window "
+            "all_but_last decaying exp_decaying geometric_window listed merged progressive random_window single window "
             "window_and_forks",
         ),
+        ("rollout.forks", "every_noisy first_noisy"),
+        ("estimate", "clean_estimate"),
+        ("track", "adaptive_coefficient best_path beta_counts per_prompt proficiency self_paced"),
+        ("chunks", "by_change fixed"),
         ("rollout.noise", "correlated independent scaled"),
         ("rollout.solver", "dpm_solver"),
         ("noising.times", "discrete logit_normal stratified uniform"),
@@ -68,7 +72,7 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ),
         ("update", "minibatches once reposition"),
         ("weight", "chunk_mean edge_mean token_mean"),
-        ("points", "on_noise on_path"),
+        ("points", "on_chunks on_noise on_path"),
         ("ratio", "elbo_per_draw elbo_per_row guarded per_decision per_row"),
         ("objective", "crd dgpo dpo dppo matching nft ppo_clip ppo_clip_by_outcome reinforce unclipped"),
         ("decay", "constant linear warming"),

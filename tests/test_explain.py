@@ -8,6 +8,7 @@ import pytest
 from flowrl.explain import explain
 from flowrl.objectives import clipped
 from flowrl.part import part
+from flowrl.recipes import PAPER
 from flowrl.recipes.visual.steps import flow_grpo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_page_is_short_and_names_the_paper_first(recipe, recipe_function):
     page = explain(recipe, recipe_function.__doc__).splitlines()
     assert len(page) <= 110 and max(map(len, page)) <= 120
-    assert page[0] == recipe_function.__doc__.strip().splitlines()[0] and "arXiv:" in page[0]
+    assert page[0] == recipe_function.__doc__.strip().splitlines()[0] and PAPER.search(page[0])
 
 
 def test_a_page_names_every_role_its_function_and_where_it_stands(recipe, recipe_function):
@@ -37,7 +38,8 @@ def test_a_page_names_every_role_its_function_and_where_it_stands(recipe, recipe
 
 def test_a_page_shows_the_code_without_its_docstring(recipe, recipe_function):
     page = explain(recipe, recipe_function.__doc__)
-    assert ("    return (log_prob - log_prob_old).exp()" in page) == (recipe.noising is None) and '"""' not in page
+    plain = recipe.ratio is not None and recipe.ratio.name == "per_decision"
+    assert ("    return (log_prob - log_prob_old).exp()" in page) == plain and '"""' not in page
 
 
 def test_a_page_shows_a_changed_number_and_the_defaults_of_the_others():

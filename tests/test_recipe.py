@@ -7,7 +7,8 @@ from flowrl import recipe as recipes
 from flowrl.advantages import outcome
 from flowrl.objectives import clipped, penalties, select
 from flowrl.part import Part, part
-from flowrl.recipe import Snapshot, frozen
+from flowrl.recipe import Snapshot, copied, frozen
+from flowrl.recipes.visual.forward import dgpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_grpo, grpo_guard
 from flowrl.recipes.visual.trees import branch_grpo
 from flowrl.visual.trainer import noisy_steps
@@ -84,6 +85,16 @@ def test_a_snapshot_without_effect_is_refused():
     assert said.startswith("snapshots.anchor has no effect")
 
 
+@pytest.mark.parametrize(("name", "whose"), [("ema", "averaged weights of optimizer.ema"), ("current", "policy")])
+def test_a_snapshot_with_a_name_that_is_kept_for_others_is_refused(name, whose):
+    """Both would be one copy of the weights: refreshed by two rules, and evaluated and saved for the other."""
+    namespace = {}
+    exec(f"def drift(mean, mean_{name}):\n    return ((mean - mean_{name}) ** 2).flatten(2).mean(2)", namespace)
+    own = flow_grpo().but(penalties=((1.0, part(namespace["drift"])),), snapshots={name: copied()})
+    said = refusal(own.check)
+    assert said.startswith(f"snapshots.{name}: '{name}' is the ") and whose in said and "such as 'anchor'" in said
+
+
 def test_a_snapshot_named_old_must_exist_where_more_than_is_recorded_is_asked_for():
     """log_prob_old is recorded by the rollout; a velocity_old has to be computed, and mean_old in a second update."""
 
@@ -157,6 +168,7 @@ def test_rows_may_be_skipped_only_where_nothing_pulls_on_them():
         return -ratio * (advantage + 1)
 
     assert not dance_grpo().but(objective=part(loud)).skips_zero_advantage
+    assert not dgpo().but(penalties=()).skips_zero_advantage, "a mean over peers would miss the rows left out"
 
 
 def test_a_derived_recipe_leaves_its_parent_alone():

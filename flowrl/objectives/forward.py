@@ -57,7 +57,7 @@ def dgpo(
 
     With errors d = -elbo: z = mean over peers of advantage * beta * (d - d_ref), w = sigmoid(z) detached, loss
     w * advantage * d. A row that has moved beyond clip in the direction of its advantage, exp(d_ref - d) > 1 + clip
-    (or < 1 - clip for a negative one), leaves no gradient.  Silent at advantage 0.  arXiv:2510.08425
+    (or < 1 - clip for a negative one), leaves no gradient.  arXiv:2510.08425
     """
     error, error_ref, flat = -elbo, -elbo_ref, peers.flatten()
     gap = (advantage * beta * (error - error_ref)).detach().flatten()
@@ -95,11 +95,11 @@ def dpo(elbo: BK, elbo_ref: BK, advantage: BK, peers: Peers, *, beta: float = 10
     """Diffusion-DPO: the best picture of a group shall gain on the reference more than the worst.
 
     advantage is 1 for the winner, -1 for the loser; both rows bear the pair's loss -log sigmoid(beta / 2 * margin),
-    margin = sum over peers of advantage * (elbo - elbo_ref).  Silent at advantage 0.  arXiv:2311.12908
+    margin = sum over peers of advantage * (elbo - elbo_ref).  arXiv:2311.12908
     """
     margin = group_sum((advantage * (elbo - elbo_ref)).flatten(), peers.flatten()).view_as(elbo)
     return torch.where(advantage != 0, torch.nn.functional.softplus(-beta / 2 * margin), 0)
 
 
 dgpo.couples = crd.couples = dpo.couples = True  # a row's loss depends on its peers
-matching.silent = dgpo.silent = dpo.silent = True  # no advantage, no gradient: such rows may be skipped
+matching.silent = True  # no advantage, no gradient: such rows may be skipped

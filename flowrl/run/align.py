@@ -22,7 +22,7 @@ def align(
 ) -> Result:
     """Align a generator with rewards; returns `.pipeline`, `.metrics` and `.directory`.
 
-    model:    folder of a saved pipeline, or a loaded diffusers pipeline, which is trained in place
+    model:    folder of a saved pipeline, or a loaded diffusers pipeline in float32 or bfloat16, trained in place
     rewards:  a function (images, prompts, **metadata) -> numbers, the name of a built-in reward, or {name: weight} or
               {name: (function, weight)}
     prompts:  a prompt file, or a list of prompts

@@ -8,7 +8,7 @@ from torch import Tensor
 from flowrl import plan
 from flowrl.run import config, files, prompts
 from flowrl.run.metrics import Progress, duration
-from flowrl.run.prepare import Prepared
+from flowrl.run.prepare import Prepared, evaluation_settings
 from rewards import media
 
 
@@ -47,6 +47,8 @@ def overview(prepared: Prepared) -> Iterator[str]:
     changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
     trained = sum(p.numel() for _, p in prepared.policy.trainable())
     yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"
+    evaluated = evaluation_settings(run, recipe)
+    yield f"guidance: {recipe.rollout.guidance:g} in rollouts and training, {evaluated.guidance:g} in evaluations"
     yield (
         f"an update: {groups} prompts x {n.leaves // groups} leaves = {n.leaves} pictures scored, "
         f"{n.rollout_calls:,} network rows to draw them, {n.train_calls:,} to train "

@@ -16,9 +16,11 @@ from flowrl.run.prepare import load_policy, load_rewards, make_scores, pick_devi
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Run
 from flowrl.run.tree_chart import Grown
+from flowrl.visual.paths import along_paths
 from flowrl.visual.policy import Example, Policy
-from flowrl.visual.ranks import Ranks
-from flowrl.visual.trainer import Score, _assign, roll_out
+from flowrl.visual.ranks import Ranks, in_step
+from flowrl.visual.table import earned
+from flowrl.visual.trainer import Score, roll_out
 from samplers import schedules
 
 ON_THE_BASE = "bench"  # the run file that a bare recipe is drawn with
@@ -98,13 +100,15 @@ def grow(
     iteration: int,
 ) -> Grown:
     """One prompt as an update treats it, up to where training would begin.  number: see trainer.update, prompts."""
-    named = {"seed": run.seed, "iteration": iteration}
-    rolled, noisy = roll_out(policy, recipe, [example], **named, batch_size=run.budget.batch_size)
-    pictures = policy.decode(rolled.leaves()).cpu()
-    table = score(pictures, [example] * len(pictures), rolled.group)
-    found = _assign(recipe, rolled, noisy, table, [number], memory, Ranks(), **named)
+    named, size = {"seed": run.seed, "iteration": iteration}, run.budget.batch_size
+    rolled, noisy = roll_out(policy, recipe, [example], **named, batch_size=size)
+    pictures, alike = policy.decode(rolled.leaves()), [example] * len(rolled.final)
+    table = score(pictures, alike, rolled.group)
+    velocity = in_step(policy, Ranks(), recipe.rollout.roots, size)
+    table, states = along_paths(recipe, rolled, table, alike, velocity, policy.decode, score)
+    found = earned(recipe, rolled, noisy, table, [number], memory, Ranks(), **named, state_reward=states)
     reward = torch.where(table.valid, table.total(), torch.nan)
-    return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, pictures)
+    return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, pictures.cpu())
 
 
 def _asked(run, prompt, device):

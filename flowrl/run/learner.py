@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flowrl.run.sharding import shared_as, whole
 
-MOST_SKIPPED = 5  # updates in a row without a finite gradient, after which a run stops
+MOST_SKIPPED = 5  # optimizer steps in a row without a finite gradient, after which a run stops
 
 
 class Learner:
@@ -18,6 +18,7 @@ class Learner:
     rate:        iteration (from 0) -> learning rate
     reduce:      sums the gradients of all ranks in place; the weights of all ranks sum to 1, so there is no division
     agree:       micro-batches here -> of every rank, where all have to make equally many
+    gather:      rows of this rank -> of every rank
     optimizer:   (parameters, lr=, betas=, weight_decay=) -> optimiser, as flowrl.run.optimizers finds it by name
     """
 
@@ -32,13 +33,15 @@ class Learner:
         weight_decay: float = 1e-4,
         reduce: Callable[[list[Tensor]], None] = lambda gradients: None,
         agree: Callable[[int], int] = lambda count: count,
+        gather: Callable[[Tensor], Tensor] = lambda rows: rows,
         optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     ):
         self.names, self.parameters = zip(*parameters, strict=True)
         self.optimizer = optimizer(self.parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
         self.rate, self.micro_batch, self.max_grad_norm = rate, micro_batch, max_grad_norm
-        self.reduce, self.agree = reduce, agree
-        self.updates = self.skipped = self._in_a_row = 0  # updates: iterations that have taken a step
+        self.reduce, self.agree, self.gather = reduce, agree, gather
+        self._reached = False  # every parameter, by the first gradient
+        self.updates = self.skipped = self._in_a_row = 0  # updates: iterations done; the others count optimizer steps
         self.begin(0)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was trained before is not of the first update
 
@@ -66,11 +69,7 @@ class Learner:
     @torch.no_grad()
     def step(self) -> dict[str, float | int | str]:
         """Reduce, clip, step, clear.  A non-finite gradient leaves weights and optimiser untouched and is counted."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self.parameters]
-        self.reduce(gradients)
+        gradients = self._summed()
         rate = self._rate_now
         norm = whole(nn.utils.get_total_norm(gradients))
         log = {"grad_norm": float(norm), "learning_rate": rate}
@@ -87,10 +86,37 @@ class Learner:
             first = next(n for n, g in zip(self.names, gradients, strict=True) if not bool(whole(g.isfinite().all())))
             log |= {"skipped_nonfinite": self.skipped, "nonfinite_parameter": first, "param_delta_norm": 0.0}
             if self._in_a_row == MOST_SKIPPED:
-                raise RuntimeError(f"{MOST_SKIPPED} updates in a row without a finite gradient, first in {first}.")
+                raise RuntimeError(
+                    f"{MOST_SKIPPED} optimizer steps in a row without a finite gradient, the last time in {first}."
+                )
         self.updates = self._iteration + 1
         self.optimizer.zero_grad(set_to_none=True)
         return log
+
+    def _summed(self):
+        """The gradients of all ranks; zeros of one whose share held no rows."""
+        if not self._reached:
+            self._check_reached()
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self.parameters]
+        self.reduce(gradients)
+        return gradients
+
+    def _check_reached(self):
+        """C95: the first rows of a run give every parameter a gradient, be it of zeros, or some can never learn."""
+        here = torch.tensor([[parameter.grad is not None for parameter in self.parameters]])
+        found = self.gather(here).any(0).tolist()
+        self._reached = all(found)
+        if any(found) and not self._reached:
+            missing = [name for name, there in zip(self.names, found, strict=True) if not there]
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            raise RuntimeError(
+                f"{len(missing)} of {len(found)} trainable tensors got no gradient: {shown}. They are frozen, unused, "
+                "or cut off by re-entrant checkpointing or a detached output; train others (model.lora.targets) or "
+                "mend the network."
+            )
 
     def state(self) -> dict[str, dict[str, Tensor | float | int]]:
         """What the optimiser keeps, {quantity: {parameter: value}}: exp_avg, exp_avg_sq and step of AdamW."""

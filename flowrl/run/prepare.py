@@ -251,12 +251,14 @@ def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bo
     if model.train == "lora":
         lora = lora or Lora()
         settings |= {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or sd3.TARGETS}
+    dtype = pick_dtype(model.dtype, device)
     if pipe is not None:
-        return sd3.adopt(pipe, device, **settings)
-    return sd3.load(resolve(model.path), dtype=pick_dtype(model.dtype, device), device=device, **settings)
+        return sd3.adopt(pipe, dtype=None if model.dtype == "auto" else dtype, device=device, **settings)
+    return sd3.load(resolve(model.path), dtype=dtype, device=device, **settings)
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Of the network's arithmetic and its frozen weights; those that are trained are fp32 everywhere."""
     if wanted == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if wanted != "float32" and device.type == "cpu":
@@ -281,5 +283,6 @@ def make_learner(run: Run, policy: Policy, processes: Processes, optimizer: Call
         weight_decay=settings.weight_decay,
         reduce=processes.sum_,
         agree=processes.agree,
+        gather=processes.gather,
         optimizer=optimizer,
     )

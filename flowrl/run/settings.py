@@ -36,7 +36,8 @@ class Model(Section):
     train: Literal["lora", "full"] = "lora"
     lora: Lora | None = None  # only with train: lora
     init_adapter: str | None = None  # folder of an adapter to start from: a warm start, not a resumed run
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of frozen weights; auto: float32 on a CPU, else bfloat16
+    # of arithmetic and frozen weights; auto: float32 on a CPU, else bfloat16, and of a loaded pipeline its own
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     size: Positive | None = None  # pixels of a side; default: the pipeline's own
     grid: Literal["pipeline", "linear"] = "pipeline"  # the schedule of pipe(num_inference_steps) or of pipe(sigmas)

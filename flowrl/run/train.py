@@ -167,7 +167,7 @@ class Training:
         log = {"iteration": done, "seconds": log.pop("seconds"), "elapsed": time.monotonic() - self.began} | log
         if "nonfinite_parameter" in log:
             self.warn(
-                f"update {done} is skipped, the gradient of {log['nonfinite_parameter']} is not finite; "
+                f"update {done} skips an optimizer step, the gradient of {log['nonfinite_parameter']} is not finite; "
                 f"prompts: {'; '.join(log['nonfinite_prompts'])}"
             )
         self.progress.update(done, directory.headline(log))

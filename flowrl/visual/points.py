@@ -15,6 +15,15 @@ from samplers.kernels import spread
 
 
 @dataclass(frozen=True)
+class Column:
+    """Something more that the rows on a path are told, by the edge that they are."""
+
+    name: str
+    of_edge: Float[Tensor, " E"] | Int[Tensor, " E"]  # the value, or the row of `table`
+    table: Float[Tensor, "M *L"] | None = None
+
+
+@dataclass(frozen=True)
 class Points:
     """Rows of decisions, sorted by network call.
 
@@ -40,6 +49,12 @@ class Points:
     def where(self, kept: Tensor) -> "Points":
         """The rows where `kept` [B] is true; the weights stay as they are."""
         return replace(self, columns={name: x[kept] for name, x in self.columns.items()})
+
+    def along(self, column: Column) -> "Points":
+        """These rows, told something more."""
+        rows, spare = (x | {column.name: column.of_edge[x["edge"]]} for x in (self.columns, self.spare))
+        tables = self.tables if column.table is None else {**self.tables, column.name: column.table}
+        return Points(rows, tables, spare)
 
     def split(self, size: int, agree: Callable[[int], int] = lambda count: count) -> Iterator[dict[str, Tensor]]:
         """Micro-batches of at most `size` calls, but at least one row; the decisions of one call stay together.
@@ -124,6 +139,7 @@ def _transitions(tree, edge, advantage, weight, mask):
     """The columns of some edges, [B, K] each."""
     return {
         "prompt": tree.edge_prompt[edge[:, 0]],
+        "edge": edge,
         "call": tree.source[edge],
         "latents": tree.source[edge],
         "next_latents": tree.target[edge],

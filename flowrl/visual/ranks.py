@@ -38,7 +38,7 @@ def in_step(policy: Policy, ranks: Ranks, roots: int, batch_size: int | None) ->
     most = ranks.agree(roots)
 
     def velocity(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        longest = len(latents) // roots * most  # rows there: a level has as many states for every root
+        longest = len(latents) * most // roots  # rows there: as many for every root
         size = batch_size or longest
         chunks = list(zip(*(x.split(size) for x in (latents, sigma, prompt)), strict=True))
         out = [policy.velocity(*chunk) for chunk in chunks]

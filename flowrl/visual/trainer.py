@@ -1,24 +1,25 @@
 """The loop body: prompts -> tree -> rewards -> advantages -> points -> optimizer updates."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flowrl import randomness, vocabulary
-from flowrl.assign import Assigned, Leaves, assign, reward_shares
-from flowrl.objectives.chunks import relative_change
+from flowrl.assign import Assigned
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
-from flowrl.visual.evaluate import evaluate
-from flowrl.visual.points import Drawn
-from flowrl.visual.policy import Example, Policy, uncounted
+from flowrl.visual.duplicates import refuse_duplicates
+from flowrl.visual.paths import along_paths, of_best_paths, per_edge
+from flowrl.visual.points import Column, Drawn
+from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step, is_spare
+from flowrl.visual.table import earned
+from flowrl.visual.watch import Watch
 from rewards.table import RewardTable
-from samplers import RolloutTree, kernels, rollout
-from samplers.layout import depths, lengths
+from samplers import RolloutTree, rollout
+from samplers.layout import lengths
 
 Score = Callable[[Tensor, Sequence[Example], Tensor], RewardTable]  # images, example of each, group of each
 
@@ -52,16 +53,25 @@ def update(
     before = policy.forwards
     with policy.at(recipe.rollout.drawn_by(iteration)):
         tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size, ranks=ranks)
+        of_leaf = [mine[r // recipe.rollout.roots] for r in tree.root.tolist()]
+        if iteration == 0:
+            refuse_duplicates(tree, of_leaf)
+        velocity = in_step(policy, ranks, len(mine) * recipe.rollout.roots, batch_size)
+        table = score(policy.decode(tree.leaves()), of_leaf, tree.group)
+        table, states = along_paths(recipe, tree, table, of_leaf, velocity, policy.decode, score)
+        columns = of_best_paths(recipe, tree, table, velocity)
     rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
-    of_leaf = [mine[r // recipe.rollout.roots] for r in tree.root.tolist()]
-    table = score(policy.decode(tree.leaves()), of_leaf, tree.group)
     prompts = range(len(examples)) if prompts is None else prompts
-    assigned = _assign(recipe, tree, noisy, table, prompts, memory or {}, ranks, **named)
+    assigned = earned(recipe, tree, noisy, table, prompts, memory or {}, ranks, **named, state_reward=states)
     log = assigned.log | {"rollout_calls": rollout_calls}
-    log |= learn(policy, recipe, tree, assigned, learner, ranks, **named)
+    log |= learn(policy, recipe, tree, assigned, learner, ranks, **named, columns=columns)
+    memory = assigned.memory
+    if "divergence" in log:
+        moved = ranks.gather(torch.tensor([log["divergence"]])).sum() / log["optimizer_steps"]
+        log["divergence"], memory = float(moved), {**memory, "divergence": moved}
     for name, rule in recipe.snapshots.items():
         policy.snapshot(name, rule, iteration + 1)
-    return log, assigned.memory
+    return log, memory
 
 
 def learn(
@@ -74,10 +84,12 @@ def learn(
     *,
     seed: int,
     iteration: int,
+    columns: Sequence[Column] = (),
 ) -> dict[str, float | int | str]:
-    """The optimizer updates of one rollout, in order; what to log is the mean over them, counts are sums.
+    """The optimizer updates of one rollout, in order; what to log is the mean over them, of calls the sum.
 
     The first is on-policy if the current policy drew; the others compare with what the policy that drew had recorded.
+    columns: more of what rows are told
     """
     on_policy = recipe.rollout.drawn_by(iteration) == "current"
     views = {"tree": tree, "advantage": assigned.advantage, "chunk": assigned.chunk}
@@ -87,11 +99,16 @@ def learn(
             with policy.at(recipe.rollout.drawn_by(iteration)):
                 views["drawn"] = _record(policy, recipe, views, assigned.weights, learner)
     learner.begin(iteration, restorable=min(assigned.kept) < 1)
-    watch, logs, calls = _Watch(recipe), [], 0
+    numbers = {name: x for name, x in assigned.tracked.items() if not vocabulary.per_rollout(name)}
+    tracked = {name: x for name, x in assigned.tracked.items() if name in recipe.needs and name not in numbers}
+    more = [*columns, *(Column(name, per_edge(tree, x)) for name, x in tracked.items())]
+    watch, logs, calls = Watch(recipe, numbers), [], 0
     for number, (weight, kept) in enumerate(zip(assigned.weights, assigned.kept, strict=True)):
         if kept < 1:
             learner.go_back(kept)
         points = recipe.points(**views, weight=weight)
+        for column in more:
+            points = points.along(column)
         if recipe.skips_zero_advantage:
             points = points.where((points.columns["advantage"] != 0).any(1))
         fresh = on_policy and number == 0
@@ -106,8 +123,8 @@ def learn(
 
 
 def _mean(values):
-    """Of numbers; of words the last."""
-    return values[-1] if isinstance(values[-1], str) or len(values) == 1 else sum(values) / len(values)
+    """Of numbers; of words, and of counts that go on from step to step, the last."""
+    return values[-1] if isinstance(values[-1], str | int) or len(values) == 1 else sum(values) / len(values)
 
 
 def roll_out(
@@ -122,8 +139,8 @@ def roll_out(
     ranks: Ranks | None = None,
 ) -> tuple[RolloutTree, dict[int, int]]:
     """(tree, noisy steps): every example becomes `roots` trees of one group, numbered from `first_group` on."""
-    plan, sigmas = recipe.rollout, policy.sigmas(recipe.rollout.steps)
-    noisy = noisy_steps(recipe, sigmas, seed, iteration)
+    plan, grid = recipe.rollout, policy.sigmas(recipe.rollout.steps)
+    noisy = noisy_steps(recipe, grid, seed, iteration)
     group = first_group + torch.arange(len(examples)).repeat_interleave(plan.roots)
     members = [(g, m) for g in range(first_group, first_group + len(examples)) for m in range(plan.roots)]
     noise = [policy.noise(1, randomness.generator(seed, iteration, "initial noise", *m)) for m in members]
@@ -135,7 +152,7 @@ def roll_out(
         in_step(policy, ranks or Ranks(), len(noise), batch_size),
         torch.cat(noise),
         prompt,
-        sigmas,
+        with_tail(recipe, grid, noisy),
         **bound,
         noisy=noisy,
         forks=plan.forks_at(noisy),
@@ -154,6 +171,13 @@ def _encode(policy, recipe, examples):
     return ids
 
 
+def with_tail(recipe: Recipe, sigmas: Tensor, noisy: Mapping[int, int]) -> Tensor:
+    """The grid of a rollout: from where the last noise lands on, as the recipe's tail says."""
+    if recipe.rollout.tail is None:
+        return sigmas
+    return recipe.rollout.tail(sigmas=sigmas, after=max(t + length for t, length in noisy.items()))
+
+
 def noisy_steps(recipe: Recipe, sigmas: Tensor, seed: int, iteration: int) -> dict[int, int]:
     """{step that draws noise at this iteration: steps that it spans}, the same on every rank."""
     plan = recipe.rollout
@@ -162,15 +186,6 @@ def noisy_steps(recipe: Recipe, sigmas: Tensor, seed: int, iteration: int) -> di
     named = randomness.generator(seed, iteration, "noise plan")
     known = {"steps": plan.steps, "sigmas": sigmas, "forks": plan.forks, "iteration": iteration, "generator": named}
     return lengths(plan.noisy(**known))
-
-
-def of_kernel(recipe: Recipe, sigmas: Tensor, noisy: Mapping[int, int]) -> dict[str, Tensor]:
-    """stds and slopes of the kernel at every step, as if it drew noise there; nothing where no part asks for them."""
-    if not {"stds", "slopes"} & recipe.asks:
-        return {}
-    plan = recipe.rollout
-    depth = depths(plan.steps, noisy, apart=plan.apart)
-    return dict(zip(("stds", "slopes"), kernels.scales(plan.kernel.bound, sigmas, depth=depth), strict=True))
 
 
 def draw_levels(recipe: Recipe, tree: RolloutTree, *, seed: int, iteration: int) -> Drawn:
@@ -200,97 +215,9 @@ def _record(policy, recipe, views, weights, learner) -> Drawn:
     """What the policy in force says of every picture that is trained, at its own levels: elbo_old."""
     drawn, trained = views["drawn"], torch.stack(weights).sum(0)
     found = torch.zeros_like(drawn.sigma).flatten()
-    evaluated = _Watch(recipe)(policy, views["tree"].sigmas, on_policy=False)
+    evaluated = Watch(recipe, {})(policy, views["tree"].sigmas, on_policy=False)
     for rows in learner.micro_batches(recipe.points(**views, weight=trained)):
         q = evaluated(rows, {"elbo"}, gradient=False)
         if not is_spare(rows):
             found[rows["call"].flatten()] = q["elbo"].flatten().cpu()
     return replace(drawn, elbo_old=found.view_as(drawn.sigma))
-
-
-def _assign(recipe, tree, noisy, table, prompts, memory, ranks, seed, iteration):
-    """What this rank's leaves earned, computed on the table of all ranks."""
-    before = ranks.gather(torch.tensor([[len(tree.source), int(tree.root.max()) + 1]]))[: ranks.index].sum(0)
-    edge, rows = ranks.place(torch.where(tree.edge >= 0, tree.edge + before[0], -1))
-    reward, valid, group, root = (ranks.gather(x) for x in (table.value, table.valid, table.group, tree.root + before[1]))
-    per_prompt = len(noisy) if recipe.rollout.apart else 1  # groups
-    leaves = Leaves(
-        reward=reward,
-        group=group,
-        prompt=torch.tensor(prompts)[group // per_prompt],
-        root=root,
-        edge=edge,
-        noisy=ranks.gather(_on_path(tree, tree.noisy, False).to(reward.dtype)),
-        log_prob_old=ranks.gather(_on_path(tree, tree.log_prob.cpu(), torch.nan)) if "log_prob_old" in recipe.asks else None,
-        change=ranks.gather(_on_path(tree, _change(tree), 0.0)) if "change" in recipe.asks else None,
-    )
-    found = assign(
-        recipe,
-        leaves,
-        table.weight,
-        valid,
-        memory,
-        sigmas=tree.sigmas,
-        **of_kernel(recipe, tree.sigmas, noisy),
-        steps=recipe.rollout.steps,
-        iteration=iteration,
-        generator=randomness.generator(seed, iteration, "select"),
-        update_generator=randomness.generator(seed, iteration, "minibatches"),
-    )
-    log = found.log
-    for name, column in zip(table.names, reward.T if valid.any() else (), strict=bool(valid.any())):
-        log[f"reward/{name}"] = float(column[valid].mean())
-        log[f"reward_std/{name}"] = float(column[valid].std(unbiased=False))
-    if len(table.names) > 1 and valid.any():
-        shares = reward_shares(reward[valid], table.weight, group[valid])
-        log |= {f"reward_share/{name}": share for name, share in zip(table.names, shares.tolist(), strict=True)}
-    tracked = {name: x[rows] if vocabulary.per_rollout(name) else x for name, x in found.tracked.items()}
-    mine = {"advantage": found.advantage[rows], "weights": tuple(w[rows] for w in found.weights), "tracked": tracked}
-    return replace(found, **mine, log=log)
-
-
-def _on_path(tree, per_edge, absent):
-    """[E] -> [N, T]: of the edges that each leaf took."""
-    return torch.where(tree.edge >= 0, per_edge[tree.edge], absent)
-
-
-def _change(tree):
-    """How far each kept edge moved the latents, relative to their size; a few at a time, since latents are large."""
-    kept = (tree.source >= 0) & (tree.target >= 0)
-    found, device = torch.zeros(len(kept)), tree.states.device
-    for edges in kept.nonzero()[:, 0].split(64):
-        before, after = (tree.states[x[edges].to(device)][:, None] for x in (tree.source, tree.target))
-        found[edges] = relative_change(before, after)[:, 0].float().cpu()
-    return found
-
-
-class _Watch:
-    """Looks at what an update evaluates: how far recorded and recomputed log-probs, and the policies, are apart."""
-
-    def __init__(self, recipe):
-        needs = sorted(vocabulary.split(name)[::-1] for name in recipe.needs - recipe.recorded)
-        self._compared = {suffix: quantity for suffix, quantity in needs if suffix}  # the last: velocity, if asked for
-        self._recipe, self._seen, self._apart = recipe, [], {suffix: [] for suffix in self._compared}
-
-    def __call__(self, policy, sigmas, on_policy):
-        def evaluated(rows, names, gradient=True):
-            with uncounted(policy) if is_spare(rows) else nullcontext():
-                q = evaluate(policy, rows, names, self._recipe, sigmas, on_policy=on_policy, gradient=gradient)
-            if on_policy and "log_prob" in q and "log_prob_recorded" in q:
-                self._seen.append((q["log_prob"].detach() - q["log_prob_recorded"]).exp().sub(1).abs().max())
-            for suffix, quantity in self._compared.items():
-                if quantity in q and f"{quantity}_{suffix}" in q:
-                    apart = q[quantity].detach() - q[f"{quantity}_{suffix}"]
-                    self._apart[suffix].append(apart.abs().max())
-            return q
-
-        return evaluated
-
-    def log(self) -> dict[str, float]:
-        """ratio/deviation: largest |ratio - 1| before training has moved; snapshot/NAME_distance: of what is compared.
-
-        That is the velocity, the mean of a step or the elbo, the largest difference anywhere.
-        """
-        found = {"ratio/deviation": self._seen}
-        found |= {f"snapshot/{suffix}_distance": seen for suffix, seen in self._apart.items()}
-        return {name: float(torch.stack(seen).max()) if seen else 0.0 for name, seen in found.items()}

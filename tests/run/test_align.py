@@ -142,6 +142,21 @@ def test_a_fault_is_a_value_error_before_anything_is_written(base, tmp_path, cha
     assert said in str(caught.value) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("own", "wanted", "said"),
+    [
+        (torch.float32, "bfloat16", "model.dtype = bfloat16 is about 100 times slower than float32 on a CPU"),
+        (torch.bfloat16, "auto", "the pipeline is in bfloat16, which is about 100 times slower"),
+        (torch.float16, "auto", "the pipeline is in float16: accepted are float32 and bfloat16"),
+    ],
+)
+def test_the_dtype_of_a_loaded_pipeline_is_checked_as_that_of_a_folder(pipe, tmp_path, own, wanted, said):
+    settings = {**SMALL, "model_settings": {**SMALL["model_settings"], "dtype": wanted, "device": "cpu"}}
+    with pytest.raises(ValueError) as caught:
+        align(pipe.to(own), rewards=redness, prompts=PROMPTS, updates=1, output=tmp_path / "run", **settings)
+    assert str(caught.value).startswith(said) and not list(tmp_path.iterdir())
+
+
 def test_a_pipeline_that_carries_an_adapter_is_refused_with_the_remedy(pipe, tmp_path):
     settings = {**SMALL, "evaluation": {"prompts": 1, "steps": 1}}
     first = align(pipe, rewards=redness, prompts=PROMPTS, updates=1, output=tmp_path / "one", **settings)

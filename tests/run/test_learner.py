@@ -59,7 +59,7 @@ def test_one_bad_gradient_entry_changes_nothing_and_is_named(poison):
     assert log["param_delta_norm"] > 0 and "skipped_nonfinite" not in log and not same(before, state(learner))
 
 
-def test_five_updates_in_a_row_without_a_finite_gradient_stop_the_run():
+def test_five_optimizer_steps_in_a_row_without_a_finite_gradient_stop_the_run():
     """D9: a finite one in between starts the count anew."""
     model = net()
     learner = learner_of(model)
@@ -67,7 +67,9 @@ def test_five_updates_in_a_row_without_a_finite_gradient_stop_the_run():
         backward(learner, model, scale=scale)
         learner.step()
     backward(learner, model, scale=math.nan)
-    with pytest.raises(RuntimeError, match="5 updates in a row without a finite gradient, first in"):
+    with pytest.raises(
+        RuntimeError, match=r"^5 optimizer steps in a row without a finite gradient, the last time in 0\.weight\.$"
+    ):
         learner.step()
 
 
@@ -151,14 +153,57 @@ def test_gradients_are_reduced_before_anything_looks_at_them():
     assert seen[1] == pytest.approx(2 * seen[0], rel=1e-6)
 
 
-def test_a_parameter_without_a_gradient_takes_part_in_the_reduction():
-    """Every rank must bring the same list, also one whose share holds no rows."""
+def test_a_rank_without_rows_takes_part_in_the_reduction():
+    """Every rank must bring the same list; that another one's rows reach all parameters is enough."""
     model = net()
-    counted = []
-    learner = learner_of(model, reduce=lambda gradients: counted.append([g.shape for g in gradients]))
-    learner.backward(model[1](torch.ones(4, 3)).mean())
-    learner.step()
+    counted, others = [], torch.ones(1, 4, dtype=torch.bool)
+    learner = learner_of(
+        model,
+        reduce=lambda gradients: counted.append([g.shape for g in gradients]),
+        gather=lambda rows: torch.cat([rows, others]),
+    )
+    assert learner.step()["grad_norm"] == 0.0
     assert counted == [[p.shape for p in model.parameters()]]
+
+
+def test_parameters_that_the_first_rows_do_not_reach_are_named():
+    """C95: after an update without any rows still, and before a weight has moved."""
+    model = net()
+    learner = learner_of(model)
+    learner.step()
+    before = [p.detach().clone() for p in model.parameters()]
+    learner.backward(model[1](torch.ones(4, 3)).mean())
+    with pytest.raises(RuntimeError) as caught:
+        learner.step()
+    assert str(caught.value).startswith("2 of 4 trainable tensors got no gradient: 0.weight, 0.bias. ")
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "missing"), [([True, True, False, False], ""), ([True, False, False, False], "0.bias")]
+)
+def test_a_parameter_is_missed_only_where_no_rank_reaches_it(elsewhere, missing):
+    """C95: the rows of this rank reach the second layer alone."""
+    model = net()
+    learner = learner_of(model, gather=lambda rows: torch.cat([rows, torch.tensor([elsewhere])]))
+    learner.backward(model[1](torch.ones(4, 3)).mean())
+    if not missing:
+        assert learner.step()["grad_norm"] > 0
+        return
+    with pytest.raises(RuntimeError, match=f"1 of 4 trainable tensors got no gradient: {missing}"):
+        learner.step()
+
+
+def test_a_gradient_of_zeros_is_one_and_later_updates_may_lack_rows():
+    """The A of an adapter starts with zeros, because its B is 0."""
+    model = net()
+    model[1].weight.data.zero_()
+    learner = learner_of(model)
+    backward(learner, model)
+    assert not model[0].weight.grad.any()
+    learner.step()
+    learner.backward(model[1](torch.ones(4, 3)).mean())
+    assert learner.step()["grad_norm"] > 0
 
 
 def test_the_rate_comes_from_the_number_of_the_iteration():

@@ -149,7 +149,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("wanted", "device", "dtype"),
-    [("auto", "cpu", torch.float32), ("auto", "cuda", torch.bfloat16), ("float16", "cuda", torch.float16)],
+    [("auto", "cpu", torch.float32), ("auto", "cuda", torch.bfloat16), ("float32", "cuda", torch.float32)],
 )
 def test_the_type_of_frozen_weights_follows_the_device(wanted, device, dtype):
     assert pick_dtype(wanted, torch.device(device)) == dtype

@@ -496,7 +496,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_term(prepared):
     assert checkpoint.newest(Path(ready.run.output) / "checkpoints")[0].facts["update"] == 1
 
 
-def test_an_update_that_is_skipped_names_parameter_and_prompts_and_is_in_the_checkpoint(prepared, capsys):
+def test_a_step_that_is_skipped_names_parameter_and_prompts_and_is_in_the_checkpoint(prepared, capsys):
     """C107: in the log, on the screen, and counted on after a resume."""
     ready = prepared(checkpoint={"every": 1})
     step = ready.learner.step
@@ -511,7 +511,7 @@ def test_an_update_that_is_skipped_names_parameter_and_prompts_and_is_in_the_che
     name = ready.learner.names[3]
     assert line["nonfinite_parameter"] == name and line["param_delta_norm"] == 0
     assert len(line["nonfinite_prompts"]) == 2 and set(line["nonfinite_prompts"]) <= {e.prompt for e in ready.train}
-    said = f"warning: update 1 is skipped, the gradient of {name} is not finite; prompts: "
+    said = f"warning: update 1 skips an optimizer step, the gradient of {name} is not finite; prompts: "
     assert said + "; ".join(line["nonfinite_prompts"]) in capsys.readouterr().out
     counters = checkpoint.newest(Path(ready.run.output) / "checkpoints")[0].facts["learner"]
     assert counters == {"updates": 2, "skipped": 1, "in_a_row": 0}

@@ -41,6 +41,16 @@ def test_an_update_makes_exactly_the_calls_that_plan_counts_and_the_limit_makes_
     assert all(p.grad is None for p in ready.learner.parameters)
 
 
+def test_an_update_refreshes_every_snapshot_once(measured):
+    """The loop does it: a second copy would be no part of an update's time."""
+    ready, seen = measured[0], []
+    kept = ready.policy.snapshot
+    ready.policy.snapshot = lambda name, *rest: seen.append(name) or kept(name, *rest)
+    bench_limit.one_update(ready)
+    del ready.policy.snapshot
+    assert seen == list(ready.recipe.snapshots)
+
+
 def frontier(ready):
     from samplers import tree_layout
 

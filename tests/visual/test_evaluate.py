@@ -43,6 +43,7 @@ def rows():
         "step": step,
         "sigma": SIGMAS[step],
         "sigma_next": SIGMAS[step + 1],
+        "depth": step,
         "call": call,
         "log_prob_old": torch.zeros(6),
     }

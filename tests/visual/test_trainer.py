@@ -132,10 +132,29 @@ def test_equal_rewards_leave_no_gradient_but_that_of_the_penalty(toy, loop, comp
         value = torch.tensor([[float(e.prompt)] for e in examples])
         return RewardTable(value, torch.ones(1), group, torch.ones(len(value), dtype=torch.bool), ("index",))
 
+    flat = [(scale, p) for scale, p in comparing.penalties if p.name != "log_prob_drop_adaptive"]  # falls everywhere
+    comparing = comparing.but(penalties=tuple(flat))
     policy = toy(comparing)
     gradient, log = loop.gradient(policy, comparing, 64, score=score)
     assert not gradient.any() and log["group/zero_spread"] == 1.0 and log["grad_norm"] == 0.0
     assert comparing.penalties or policy.backwards == 0
+
+
+def test_a_coupled_row_of_advantage_0_counts_among_its_peers(toy, loop):
+    """C01: all 4 x 4 pictures are run at 4 levels, as where the advantage is 1e-30; the others' gradients are equal."""
+
+    def two_of_four(reward, group, *, nothing):
+        return torch.tensor([2.0, -1.0, nothing, nothing], dtype=reward.dtype).repeat(len(reward) // 4)
+
+    found, plain = [], dgpo().but(rollout={"roots": 4}, penalties=())
+    for nothing in (0.0, 1e-30):
+        recipe = plain.but(advantage=part(two_of_four, nothing=nothing)).check()
+        policy = toy(recipe)
+        for _, parameter in policy.trainable():
+            parameter.data.mul_(1.02)  # away from the reference, or every share is 1/2
+        found.append(loop.gradient(policy, recipe, 64)[0])
+        assert policy.backwards == 4 * 4 * 4
+    assert (found[0] - found[1]).norm() <= 1e-6 * found[1].norm() and found[1].norm() > 1
 
 
 def test_one_rank_or_two_draw_the_same_pictures(toy, loop, recipe):
@@ -235,14 +254,34 @@ def test_a_remainder_of_micro_batches_is_no_update_of_its_own(toy, loop, count):
         torch.testing.assert_close(rows, torch.full_like(rows, 1 / len(rows)))
 
 
+@pytest.mark.parametrize(("poisoned", "logged"), [({0}, [1, 1]), ({1}, [1, 1]), ({0, 1}, [2, 2]), ({1, 3}, [1, 2])])
+def test_the_count_of_skipped_steps_is_one_at_the_end_of_an_update(toy, loop, poisoned, logged):
+    """C107: two optimizer steps in each of two updates; no mean over those of an update."""
+    recipe = flow_grpo().but(rollout={"roots": 4}, update=part(minibatches, count=2)).check()
+    policy, made, found = toy(recipe), [], []
+    learner = loop.learner(policy, reduce=lambda gradients: poison(gradients, len(made)))
+
+    def poison(gradients, step):
+        made.append(step)
+        if step in poisoned:
+            gradients[0].fill_(torch.nan)
+
+    for iteration in range(2):
+        log = loop.update(policy, recipe, learner, iteration, examples=loop.examples[:2])
+        assert type(log.get("skipped_nonfinite", 0)) is int
+        found.append(learner.skipped)
+        assert log.get("skipped_nonfinite", found[-1]) == found[-1]
+    assert found == logged and made == [0, 1, 2, 3]
+
+
 def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
     """C04 with `mask`: finite, counted, and the mean is over what was scored."""
 
     def score(images, examples, group):
         table = loop.score(images, examples, group)
         scored.append(len(images))
-        table.valid[::3] = False
-        table.value[::3] = 0.0
+        if len(scored) == 1:  # the finished pictures, not estimates on the way
+            table.valid[::3], table.value[::3] = False, 0.0
         return table
 
     policy, scored = toy(recipe), []
@@ -254,6 +293,7 @@ def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
 def test_the_window_is_a_function_of_seed_and_iteration():
     """C41: the same on every rank, another one in another update, and not that of the noise."""
     recipe = flow_grpo_fast()
+
     def windows(seed):
         return [tuple(noisy_steps(recipe, schedules.linear(recipe.rollout.steps), seed, i)) for i in range(20)]
 

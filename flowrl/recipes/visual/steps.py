@@ -7,7 +7,7 @@ from flowrl.objectives import clipped, penalties, ratios, select, weights
 from flowrl.part import part
 from flowrl.recipe import Recipe, Rollout, copied, frozen
 from flowrl.visual import points
-from samplers import density, fork_plans, kernels, noise, noise_plans
+from samplers import density, estimates, fork_plans, kernels, noise, noise_plans, schedules, solvers
 
 
 def flow_grpo() -> Recipe:
@@ -112,6 +112,20 @@ def mix_grpo() -> Recipe:
     )
 
 
+def mix_grpo_flash() -> Recipe:
+    """MixGRPO-Flash: MixGRPO whose rollouts end in a few steps of a fast solver.  arXiv:2507.21802
+
+    Two fifths of the steps after the window. Its variant Flash* is noisy = window with tail.share .2.
+    """
+    return mix_grpo().but(
+        rollout={
+            "noisy": part(noise_plans.progressive, width=4, every=20),
+            "tail": part(schedules.compressed, share=0.4, shift=3.0),
+            "solver": part(solvers.dpm_solver),
+        }
+    )
+
+
 def flow_grpo_fast_branch() -> Recipe:
     """Flow-GRPO-Fast, branching: a shared path to a random step, nine copies, two noisy steps.  arXiv:2505.05470"""
     return flow_grpo_fast().but(
@@ -159,4 +173,32 @@ def flow_dppo() -> Recipe:
         objective=part(clipped.dppo, largest=1e-5),
         penalties=(),
         snapshots={"old": copied()},
+    )
+
+
+def stepwise_flow_grpo() -> Recipe:
+    """Stepwise-Flow-GRPO: a step earns what it adds to the reward of the clean estimate.  arXiv:2603.28718
+
+    Sixteen paths from one noise, five Euler steps to every estimate; clip range and KL are Flow-GRPO's (OUR READING).
+    """
+    return flow_grpo().but(
+        rollout={"roots": 1, "forks": {0: 16}, "kernel": part(kernels.ddim_sde, eta=0.7)},
+        estimate=part(estimates.clean_estimate, substeps=5),
+        advantage=part(outcome.raw),
+        credit=part(steps.gain, ddof=0, eps=1e-8, clamp=5.0),
+    )
+
+
+def sage_grpo() -> Recipe:
+    """SAGE-GRPO: exact noise, steps of equal gradient, a moving anchor and a coefficient that adapts.  arXiv:2603.21872
+
+    One noise for the four paths of a prompt is OUR READING.
+    """
+    return dance_grpo().but(
+        rollout={"steps": 20, "forks": {0: 4}, "kernel": part(kernels.sage, eta=0.5)},
+        track=part(trackers.adaptive_coefficient, target=1e-5, least=1e-7, most=1e-5),
+        credit=part(steps.equalised),
+        select=part(select.drawn),
+        penalties=((1.0, part(penalties.kl_anchor_adaptive)), (0.1, part(penalties.log_prob_drop_adaptive))),
+        snapshots={"anchor": copied(every=10)},
     )

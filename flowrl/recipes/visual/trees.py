@@ -1,7 +1,8 @@
 """Methods whose rollouts branch."""
 
 from flowrl.advantages import many_rewards, outcome, tree
-from flowrl.objectives import clipped, select, weights
+from flowrl.memory import trackers
+from flowrl.objectives import clipped, penalties, select, weights
 from flowrl.part import part
 from flowrl.recipe import Recipe
 from flowrl.recipes.visual.steps import dance_grpo, flow_grpo
@@ -54,6 +55,25 @@ def tree_grpo_visual() -> Recipe:
         credit=part(tree.edge_softmax, temperature=1.0),
         select=part(select.drawn),
         weight=part(weights.edge_mean),
+    )
+
+
+def dynamic_tree_rpo() -> Recipe:
+    """Dynamic-TreeRPO: a binary tree on a moving window, noise growing with depth, best paths copied.  arXiv:2509.23352
+
+    Values are means (tree_value); what else is OUR READING is said by the functions. The penalty is LayerTuning-RL.
+    """
+    return tree_grpo_visual().but(
+        rollout={
+            "forks": part(fork_plans.every_noisy, children=2),
+            "kernel": part(kernels.growing_sde, eta=0.7, growth=0.5, levels=4),
+            "noisy": part(noise_plans.progressive, width=4, every=25),
+        },
+        track=part(trackers.best_path, kept=0.9),
+        advantage=part(outcome.grpo, scope="group", ddof=0, eps=1e-4, clamp=5.0),
+        credit=part(tree.tree_value),
+        objective=part(clipped.ppo_clip_by_outcome, clip_low=1e-4, clip_high=1e-4, sensitivity=0.5),
+        penalties=((0.1, part(penalties.best_path_mse)),),
     )
 
 

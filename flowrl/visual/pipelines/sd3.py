@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import Tensor, nn
 
 from flowrl.recipe import Snapshot
-from flowrl.visual.pipelines.folders import quiet, read_index
+from flowrl.visual.pipelines import sd3_pipe
+from flowrl.visual.pipelines.folders import read_index
 from flowrl.visual.pipelines.lora import add_lora, load_lora, lora_weights, merge_lora, save_lora, without_lora
 from flowrl.visual.policy import Example, ShareOut, Snapshots
 
@@ -37,6 +38,7 @@ class SD3Policy:
     """Policy over a StableDiffusion3Pipeline: LoRA (rank > 0) or full weights, fp32 where it is trained.
 
     pipe:                loaded pipeline; its transformer is trained in place
+    dtype:               of the transformer's arithmetic, and of its weights where they are frozen
     size:                pixels of a side, by default the pipeline's own
     grid:                "pipeline" is the schedule of `pipe(num_inference_steps=T)` (SD3 shifts it twice), "linear"
                          that of `pipe(sigmas=linspace(1, 1/T, T))`
@@ -48,6 +50,7 @@ class SD3Policy:
         self,
         pipe: StableDiffusion3Pipeline,
         *,
+        dtype: torch.dtype,
         rank: int,
         alpha: float,
         targets: Sequence[str] = TARGETS,
@@ -58,21 +61,22 @@ class SD3Policy:
         batch_size: int = 64,
         seed: int = 0,
     ):
-        _check(pipe, grid)
+        if grid not in GRIDS:
+            raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
         self.pipe, self.grid, self.batch_size = pipe, grid, batch_size
         self.max_sequence_length = max_sequence_length
         self.device = pipe.vae.device  # asking diffusers walks all modules
-        self.dtype, self._vae_dtype = pipe.transformer.dtype, pipe.vae.dtype
+        self.dtype, self._vae_dtype = dtype, pipe.vae.dtype
         self.guidance = 1.0
         self.forwards = self.backwards = 0
-        side = _side(pipe, size)
+        side = sd3_pipe.side(pipe, size)
         self.shape = (pipe.transformer.config.in_channels, *[side // pipe.vae_scale_factor] * 2)
         self._training = pipe.transformer.training
-        for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
-            if module is not None:
-                module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
-        _cast(pipe.vae, torch.float32)  # half-precision decoders overflow
+        for module in sd3_pipe.modules(pipe):
+            module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
+        sd3_pipe.cast(pipe.vae, torch.float32)  # half-precision decoders overflow
         if rank:
+            sd3_pipe.cast(pipe.transformer, dtype)
             add_lora(pipe.transformer, rank=rank, alpha=alpha, targets=targets, seed=seed)
         else:
             pipe.transformer.float().requires_grad_(True)
@@ -211,14 +215,17 @@ class SD3Policy:
         return self.snapshots.at(name)
 
     def finish(self, name: str) -> None:
-        """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own dtypes and mode.
+        """Leave the pipeline to its owner: the weights of snapshot `name` for good, its own mode, in one dtype.
 
-        Shards stay shards, in fp32: the whole weights are in the folder that was saved.
+        Full weights stay in fp32, as they were evaluated and saved, and the rest follows them. Shards stay shards: the
+        whole weights are in the folder that was saved.
         """
         self.snapshots.adopt(name)
-        _cast(self.pipe.vae, self._vae_dtype)
-        if not (self.rank or self.sharded):
-            _cast(self.pipe.transformer, self.dtype)
+        if self.rank or self.sharded:
+            sd3_pipe.cast(self.pipe.vae, self._vae_dtype)
+        else:
+            for module in sd3_pipe.modules(self.pipe):
+                sd3_pipe.cast(module, torch.float32)
         self.pipe.transformer.train(self._training)
 
     @property
@@ -259,70 +266,23 @@ class SD3Policy:
             self.pipe.transformer.load_state_dict(trained.state_dict())
 
 
-def _check(pipe, grid):
-    """Refuse a pipeline or a schedule that training could not follow."""
-    if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
-        raise ValueError(
-            f"scheduler {type(pipe.scheduler).__name__}: accepted is FlowMatchEulerDiscreteScheduler, whose sigmas "
-            "are the flow's."
-        )
-    if grid not in GRIDS:
-        raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
-    if pipe.get_list_adapters():
-        raise ValueError(
-            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
-            "and pipe.unload_lora_weights(), or load the base alone."
-        )
-
-
-def _side(pipe, size):
-    """Pixels of a side that the transformer can draw."""
-    side = size or pipe.default_sample_size * pipe.vae_scale_factor
-    patch = pipe.vae_scale_factor * pipe.transformer.config.patch_size
-    largest = patch * pipe.transformer.config.pos_embed_max_size
-    if side % patch or side > largest:
-        raise ValueError(f"model.size = {side}: accepted are multiples of {patch} up to {largest}.")
-    return side
-
-
-def _cast(module, dtype):
-    """Change the dtype where it is another; diffusers warns of a cast even when it changes nothing."""
-    if module.dtype != dtype:
-        module.to(dtype)
-
-
-def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, sharded: bool = False, **settings) -> SD3Policy:
-    """Policy over the pipeline saved in the folder `path`; encoders that it was saved without stay away.
+def load(
+    path: str | Path, *, dtype: torch.dtype, device: torch.device, rank: int, sharded: bool = False, **settings
+) -> SD3Policy:
+    """Policy over the pipeline saved in the folder `path`.
 
     sharded: leave the transformer on the CPU, for `distribute` to share out
     """
-    index = read_index(Path(path))
-    quiet()
-    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
-    try:
-        pipe = StableDiffusion3Pipeline.from_pretrained(path, dtype=dtype, local_files_only=True, **absent)
-    except Exception as error:  # whatever a missing, truncated or foreign file raises
-        said = " ".join(str(error).split())
-        raise ValueError(f"model.path = {str(path)!r} cannot be loaded: {type(error).__name__}: {said}") from error
-    pipe.set_progress_bar_config(disable=True)
-    return SD3Policy(_placed(pipe, device, sharded), **settings)
+    pipe = sd3_pipe.opened(Path(path), dtype, full=not rank)
+    return SD3Policy(sd3_pipe.placed(pipe, device, sharded), dtype=dtype, rank=rank, **settings)
 
 
-def adopt(pipe: object, device: torch.device, sharded: bool = False, **settings) -> SD3Policy:
-    """Policy over a pipeline that is loaded already."""
-    if not isinstance(pipe, StableDiffusion3Pipeline):
-        raise ValueError(
-            f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
-        )
-    return SD3Policy(_placed(pipe, device, sharded), **settings)
-
-
-def _placed(pipe, device, sharded):
-    """The pipeline on the device; the transformer stays where it is if it is to be sharded."""
-    for name, module in pipe.components.items():
-        if isinstance(module, nn.Module) and not (sharded and name == "transformer"):
-            module.to(device)
-    return pipe
+def adopt(
+    pipe: object, *, dtype: torch.dtype | None, device: torch.device, sharded: bool = False, **settings
+) -> SD3Policy:
+    """Policy over a pipeline that is loaded already, in a dtype or in that of its transformer."""
+    pipe = sd3_pipe.given(pipe, device, dtype)
+    return SD3Policy(sd3_pipe.placed(pipe, device, sharded), dtype=dtype or pipe.transformer.dtype, **settings)
 
 
 def count_trainable(path: Path, *, rank: int, targets: Sequence[str]) -> int:

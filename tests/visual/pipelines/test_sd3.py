@@ -1,13 +1,11 @@
 """The SD3 adapter against plain diffusers."""
 
-import json
-import shutil
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from flowrl import decays, randomness
 from flowrl.part import part
@@ -198,7 +196,7 @@ def test_dropout_is_off_even_if_the_pipeline_comes_in_training_mode(plain):
     for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_3):
         module.train()
     pipe.transformer.transformer_blocks[0].attn.to_out[1].p = 0.5
-    policy = sd3.SD3Policy(pipe, rank=2, alpha=2.0, max_sequence_length=4)
+    policy = sd3.SD3Policy(pipe, dtype=torch.float32, rank=2, alpha=2.0, max_sequence_length=4)
     ids, latents = policy.encode([Example(FIVE[0])]), noise_of(policy, 1)
     with torch.no_grad():
         one, two = (policy.velocity(latents, torch.tensor([0.5]), ids) for _ in range(2))
@@ -329,46 +327,6 @@ def test_a_setting_that_the_pipeline_cannot_follow_is_refused(opened, settings, 
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_another_scheduler_is_refused(plain):
-    pipe = plain()
-    pipe.scheduler = FlowMatchHeunDiscreteScheduler()
-    with pytest.raises(ValueError, match="FlowMatchHeunDiscreteScheduler: accepted is FlowMatchEulerDiscreteScheduler"):
-        sd3.SD3Policy(pipe, rank=0, alpha=1.0)
-
-
-def test_a_pipeline_of_another_class_is_refused(plain):
-    from diffusers import StableDiffusion3Img2ImgPipeline
-
-    with pytest.raises(ValueError, match=r"StableDiffusion3Img2ImgPipeline.*accepted is StableDiffusion3Pipeline"):
-        sd3.adopt(StableDiffusion3Img2ImgPipeline(**plain().components), torch.device("cpu"), rank=0, alpha=1.0)
-
-
-@pytest.mark.parametrize(
-    ("index", "said"),
-    [
-        (None, "no model_index.json"),
-        ({"_class_name": "FluxPipeline"}, "FluxPipeline; accepted is StableDiffusion3Pipeline"),
-        ("{", "model_index.json"),
-        ({"_class_name": "StableDiffusion3Pipeline", "vae": ["diffusers", "AutoencoderTiny"]}, "cannot be loaded"),
-    ],
-)
-def test_a_folder_that_is_no_such_pipeline_is_named(tmp_path, index, said):
-    if index is not None:
-        (tmp_path / "model_index.json").write_text(index if isinstance(index, str) else json.dumps(index))
-    with pytest.raises(ValueError) as caught:
-        sd3.load(tmp_path, dtype=torch.float32, device=torch.device("cpu"), rank=0, alpha=1.0)
-    assert said in str(caught.value) and str(tmp_path) in str(caught.value)
-
-
-def test_a_truncated_file_of_weights_is_named(folders, tmp_path):
-    shutil.copytree(folders["dynamic"], tmp_path / "copy")
-    weights = tmp_path / "copy" / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"copy' cannot be loaded: ") as caught:
-        sd3.load(tmp_path / "copy", dtype=torch.float32, device=torch.device("cpu"), rank=0, alpha=1.0)
-    assert "\n" not in str(caught.value)
-
-
 def measured(sizes, tensor):
     sizes.append(tensor.nbytes)
     return tensor
@@ -376,7 +334,7 @@ def measured(sizes, tensor):
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(opened, rank):
-    """C95: equal gradients, none missing, and fewer bytes kept for the backward pass."""
+    """C95: equal gradients, one for every weight, and fewer bytes kept for the backward pass."""
     gradients, kept = [], []
     for checkpointing in (False, True):
         policy = opened(rank=rank, alpha=8.0, gradient_checkpointing=checkpointing)
@@ -389,7 +347,7 @@ def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(opened, rank)
             out = policy.velocity(latents, torch.full((4,), 0.7), prompt.repeat(4))
         (out**2).mean().backward()
         kept.append(sum(sizes))
-        gradients.append({name: p.grad for name, p in policy.trainable() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys() and kept[1] < 0.5 * kept[0]
+        gradients.append({name: p.grad for name, p in policy.trainable()})
+    assert all(x is not None for found in gradients for x in found.values()) and kept[1] < 0.5 * kept[0]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-5)

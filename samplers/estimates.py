@@ -1,0 +1,32 @@
+"""Where states on the way would end: (latents, sigma, prompt, velocity) -> clean latents [B, *L]."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.kernels import spread
+
+
+@torch.no_grad()
+def clean_estimate(
+    latents: Float[Tensor, "B *L"],
+    sigma: Float[Tensor, " B"],
+    prompt: Int[Tensor, " B"],
+    velocity: Callable,
+    *,
+    substeps: int = 5,
+) -> Float[Tensor, "B *L"]:
+    """The finished latents that states on the way would reach by `substeps` Euler steps.  arXiv:2603.28718
+
+    What Stepwise-Flow-GRPO scores; 1 is the one-step estimate latents - sigma * velocity. That the steps are of one
+    length is OUR READING.
+    """
+    if substeps < 1:
+        raise ValueError(f"a clean estimate in {substeps} substeps: expected 1 or more.")
+    length = sigma / substeps
+    for i in range(substeps):
+        step = velocity(latents, sigma - i * length, prompt)
+        latents = latents - spread(length, latents) * step
+    return latents
