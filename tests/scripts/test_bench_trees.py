@@ -1,11 +1,15 @@
 """Trees against dance_grpo: the same leaves and steps, the rows that were counted, and a table that says so."""
 
+from pathlib import Path
+
 import bench_trees
 import pytest
 import torch
 from bench_trees import Bench, Job, Row, alike
 
 from flowrl.recipes import find
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +72,18 @@ def test_the_network_is_wide_and_its_pictures_differ(bench):
     pictures = bench.policy.decode(torch.randn(4, bench_trees.DIMS, generator=torch.Generator().manual_seed(1)))
     table = bench_trees.score(pictures, [], torch.zeros(4, dtype=torch.long))
     assert pictures.shape == (4, 3, 4, 4) and len(table.value.unique()) == 4
+
+
+def test_the_table_that_is_recorded_has_the_counts_of_today_and_keeps_the_bound(bench):
+    lines = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8").splitlines()
+    recorded = {
+        cells[1]: cells for cells in ([c.strip() for c in line.split("|")] for line in lines) if len(cells) == 12
+    }
+    for key in bench_trees.RECIPES:
+        job, cells = bench.job(find(key)()), recorded[key]
+        leaves = job.counts.leaves // 2
+        beside = bench.job(alike(job.recipe, leaves))
+        counts = [leaves, job.counts.forwards // 2, job.counts.backwards // 2, job.cost // 2]
+        assert [int(cell) for cell in cells[3:7]] == counts
+        assert float(cells[7]) == pytest.approx(job.cost / beside.cost, abs=5e-4)
+        assert float(cells[9]) <= bench_trees.LARGEST
