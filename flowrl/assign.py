@@ -54,19 +54,20 @@ def assign(
     memory: Mapping[str, Tensor],
     *,
     update_generator: torch.Generator,
+    tracked: Mapping[str, Tensor] | None = None,
     **schedule,
 ) -> Assigned:
     """Advantage and weights of every rollout.
 
     schedule: sigmas, steps, iteration, stds and slopes, and the generator of the `select` role. Rollouts whose score
     failed are taken out of the table: they leave the statistics of their group, and get advantage and weight 0.
+    tracked: what the tracker gave of pictures drawn before; by default it looks at these
     """
     known = {"reward_weight": reward_weight, "memory": memory} | schedule | leaves.of(valid)
     known["divergence"] = memory.get("divergence", torch.zeros(()))  # of the iteration before
-    tracked = {}
-    if recipe.track and valid.any():
-        tracked, memory = recipe.track(**known)
-        known |= tracked
+    if tracked is None:
+        tracked, memory = recipe.track(**known) if recipe.track and valid.any() else ({}, memory)
+    known |= tracked
     if recipe.chunks:
         known["chunk"] = recipe.chunks(**known)
     log = {"group/zero_spread": _share_equal(known), "reward/invalid": int((~valid).sum())}

@@ -25,6 +25,8 @@ MENUS = {  # where a bare function name of a role is looked up, and what a funct
     "rollout.tail": (("samplers.schedules",), ("sigmas",)),
     "noising.times": (("samplers.times",), ("draws",)),
     "noising.elbo": (("flowrl.objectives.elbos",), ("velocity",)),
+    "allocate": (("flowrl.allocation.budgets",), ("count",)),
+    "pilot": (("flowrl.allocation.prompts",), ("score",)),
     "estimate": (("samplers.estimates",), ("latents",)),
     "track": (("flowrl.memory.trackers",), ("reward", "divergence")),
     "advantage": (
@@ -53,6 +55,8 @@ OPTIONAL = (
     "rollout.solver",
     "rollout.tail",
     "noising.elbo",
+    "allocate",
+    "pilot",
     "estimate",
     "track",
     "chunks",

@@ -51,6 +51,8 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     rollout_calls = sum(layout.frontier[:-1]) + by_solver
     if recipe.estimate is not None:  # of every state but the finals
         rollout_calls += rollout_calls * (recipe.estimate.number("substeps") or 1)
+    if recipe.pilot is not None:  # a deterministic picture of every candidate
+        rollout_calls += prompts * recipe.pilot.number("candidates") * plan.steps
     if "best_velocity" in recipe.needs:
         rollout_calls += prompts * len(noisy)
     drawn_by, updates = plan.drawn_by(iteration), len(found.weights)

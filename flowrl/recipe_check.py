@@ -20,6 +20,8 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "rollout.solver": ("velocity", "latents", "prompt", "sigmas"),
     "noising.times": ("draws", "generator", "sigmas"),
     "noising.elbo": ("velocity", "x0", "noise", "sigma"),
+    "allocate": ("count", "per_update", "roots", "generator", "memory"),
+    "pilot": ("score",),
     "estimate": ("latents", "sigma", "prompt", "velocity"),
     "track": (*_LEAVES, "memory", "divergence"),
     "advantage": _LEAVES,
@@ -31,7 +33,7 @@ AVAILABLE = {  # what is known when a role acts; roles not listed see a row's qu
     "points": ("tree", "advantage", "weight", "drawn", "chunk"),
     "decay": ("refresh",),
 }
-_TRACKED = ("advantage", "credit", "select", "weight")  # roles that see what the tracker gives
+_TRACKED = ("pilot", "advantage", "credit", "select", "weight")  # roles that see what the tracker gives
 KEPT_NAMES = {"current": "the policy itself", "ema": "the averaged weights of optimizer.ema"}
 ON_PATH = (*_PATH, "mask", "best_velocity", "velocity", "mean", "std", "log_prob")
 ON_NOISE = (*_NOISE, "velocity", "elbo")
@@ -127,6 +129,8 @@ def _check_table(recipe):
     plan, asked = recipe.rollout, recipe.asks | set(recipe.points.needs)
     if recipe.chunks is not None and "chunk" not in asked:
         raise ValueError("chunks has no effect: no part asks for the chunk of a step.")
+    if recipe.pilot is not None and (recipe.allocate is not None or recipe.track is None):
+        raise ValueError("pilot: it chooses by what a tracker gives, and alone. Set track, and take out allocate.")
     if ("state_reward" in asked) != (recipe.estimate is not None):
         said = "is missing: a part asks for state_reward" if recipe.estimate is None else "has no effect: no part asks"
         raise ValueError(f"estimate {said}. It scores states on the way (credit = gain).")

@@ -35,7 +35,7 @@ def recipe_functions():
     return [f for f in found if not inspect.signature(f).parameters]
 
 
-NOT_COMPARING = {"reward_itself", "best_of_group", "against_history", "gain"}
+NOT_COMPARING = {"reward_itself", "best_of_group", "against_history", "against_expected", "gain"}
 FAMILIES = {  # parameter of a test: which recipes it runs through
     # that compare pictures: not those that take a reward as it is, or compare it with earlier ones, or compare steps
     "comparing": lambda recipe: not {recipe.advantage.name, recipe.credit.name} & NOT_COMPARING,

@@ -134,6 +134,7 @@ def test_the_first_step_has_a_finite_std_on_every_grid(drawing, steps, shift):
 def test_counts_are_what_a_spy_counts(recipe, toy, loop):
     """C53: one update on the toy, which knows no guidance: a guided reference counts once there."""
     recipe = recipe.but(snapshots={name: replace(rule, guidance=None) for name, rule in recipe.snapshots.items()})
+    recipe = changed(recipe, {"pilot.candidates": 1}) if recipe.pilot else recipe
     policy = toy(recipe)
     loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1])
     expected = plan.count(recipe, policy.sigmas(recipe.rollout.steps))

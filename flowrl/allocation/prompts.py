@@ -47,10 +47,12 @@ def drawn_by(weight: Float[Tensor, " P"], per_update: int, generator: torch.Gene
     return torch.multinomial(weight.double(), per_update, generator=generator).tolist()
 
 
-def nearest_to(score: Float[Tensor, " P"], target: Float[Tensor, ""]) -> int:
-    """The prompt whose score is nearest to the target, the first of equals.  AdaGRPO.  arXiv:2606.06828
+def nearest_to_proficiency(
+    score: Float[Tensor, " P"], proficiency_mean: Float[Tensor, ""], *, candidates: int = 10
+) -> int:
+    """The one of `candidates` prompts that is neither too easy nor too hard, the first of equals.  arXiv:2606.06828
 
-    The score is that of one deterministic picture, the target the policy's proficiency: neither too easy nor too hard.
+    AdaGRPO: its score, that of one deterministic picture, is nearest to what the policy scores on all prompts.
     """
-    distance = (score - target).abs()
+    distance = (score - proficiency_mean).abs()
     return int((distance == distance.min()).int().argmax())

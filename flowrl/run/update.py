@@ -49,10 +49,16 @@ def update(
     def permutation(*name):
         return randomness.generator(run.seed, "prompts", *name)
 
-    if run.data.balance:
-        chosen = balanced(prompts.kinds(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+    recipe, per_update, roots = prepared.recipe, run.budget.prompts_per_update, None
+    candidates = per_update * (recipe.pilot.number("candidates") if recipe.pilot else 1)
+    if recipe.allocate:
+        named = randomness.generator(run.seed, iteration, "allocation")
+        known = {"count": len(prepared.train), "per_update": per_update, "roots": recipe.rollout.roots}
+        chosen, roots = recipe.allocate(**known, generator=named, memory=memory)
+    elif run.data.balance:
+        chosen = balanced(prompts.kinds(prepared.train), candidates, iteration, permutation)
     else:
-        chosen = shuffled(len(prepared.train), run.budget.prompts_per_update, iteration, permutation)
+        chosen = shuffled(len(prepared.train), candidates, iteration, permutation)
     examples = [prepared.train[i] for i in chosen]
     log, memory = trainer.update(
         policy,
@@ -64,6 +70,7 @@ def update(
         iteration=iteration,
         batch_size=run.budget.batch_size,
         prompts=chosen,
+        roots=roots,
         memory=memory,
         ranks=prepared.processes.ranks(),
     )

@@ -38,6 +38,7 @@ def earned(
     seed: int,
     iteration: int,
     state_reward: Float[Tensor, "N T1"] | None = None,
+    tracked: Mapping[str, Tensor] | None = None,
 ) -> Assigned:
     """What this rank's leaves earned, computed on the table of all ranks; memory is the same on all of them."""
     leaves = _leaves(recipe, tree, table, prompts, len(noisy), ranks, state_reward)
@@ -48,6 +49,7 @@ def earned(
         table.weight,
         valid,
         memory,
+        tracked=tracked,
         sigmas=tree.sigmas,
         **of_kernel(recipe, tree.sigmas, noisy),
         steps=len(tree.sigmas) - 1,

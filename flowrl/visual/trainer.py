@@ -12,6 +12,7 @@ from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
 from flowrl.visual.duplicates import refuse_duplicates
 from flowrl.visual.paths import along_paths, of_best_paths, per_edge
+from flowrl.visual.pilot import pilot
 from flowrl.visual.points import Column, Drawn
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step, is_spare
@@ -35,6 +36,7 @@ def update(
     iteration: int,
     batch_size: int,
     prompts: Sequence[int] | None = None,
+    roots: Sequence[int] | None = None,
     memory: Mapping[str, Tensor] | None = None,
     ranks: Ranks | None = None,
 ) -> tuple[dict[str, float | int | str], Mapping[str, Tensor]]:
@@ -45,24 +47,33 @@ def update(
 
     learner:    see train_step; its optimiser holds policy.trainable()
     batch_size: rows per network call of the rollout
+    examples:   with a recipe's pilot those that it chooses among, so many of them for each that is rolled out
     prompts:    number of each example that names its prompt for good; by default its place
+    roots:      initial noises of each example; by default those of the recipe
     """
-    ranks = ranks or Ranks()
+    ranks, memory, before = ranks or Ranks(), memory or {}, policy.forwards
+    prompts, given = range(len(examples)) if prompts is None else prompts, None
+    if recipe.pilot is not None:
+        named = {"seed": seed, "iteration": iteration, "batch_size": batch_size, "ranks": ranks}
+        chosen, given, memory = pilot(policy, recipe, examples, score, memory, **named)
+        examples, prompts = [examples[i] for i in chosen], [prompts[i] for i in chosen]
     first, mine = ranks.share(examples)
+    _, counts = ranks.share(roots or [recipe.rollout.roots] * len(examples))
     named = {"seed": seed, "iteration": iteration}
-    before = policy.forwards
     with policy.at(recipe.rollout.drawn_by(iteration)):
-        tree, noisy = roll_out(policy, recipe, mine, **named, first_group=first, batch_size=batch_size, ranks=ranks)
-        of_leaf = [mine[r // recipe.rollout.roots] for r in tree.root.tolist()]
+        more = {"first_group": first, "roots": counts, "batch_size": batch_size, "ranks": ranks}
+        tree, noisy = roll_out(policy, recipe, mine, **named, **more)
+        of_root = [example for example, count in zip(mine, counts, strict=True) for _ in range(count)]
+        of_leaf = [of_root[r] for r in tree.root.tolist()]
         if iteration == 0:
             refuse_duplicates(tree, of_leaf)
-        velocity = in_step(policy, ranks, len(mine) * recipe.rollout.roots, batch_size)
+        velocity = in_step(policy, ranks, len(of_root), batch_size)
         table = score(policy.decode(tree.leaves()), of_leaf, tree.group)
         table, states = along_paths(recipe, tree, table, of_leaf, velocity, policy.decode, score)
         columns = of_best_paths(recipe, tree, table, velocity)
     rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
-    prompts = range(len(examples)) if prompts is None else prompts
-    assigned = earned(recipe, tree, noisy, table, prompts, memory or {}, ranks, **named, state_reward=states)
+    known = {"state_reward": states, "tracked": given}
+    assigned = earned(recipe, tree, noisy, table, prompts, memory, ranks, **named, **known)
     log = assigned.log | {"rollout_calls": rollout_calls}
     log |= learn(policy, recipe, tree, assigned, learner, ranks, **named, columns=columns)
     memory = assigned.memory
@@ -135,16 +146,21 @@ def roll_out(
     seed: int,
     iteration: int,
     first_group: int = 0,
+    roots: Sequence[int] | None = None,
     batch_size: int | None = None,
     ranks: Ranks | None = None,
 ) -> tuple[RolloutTree, dict[int, int]]:
-    """(tree, noisy steps): every example becomes `roots` trees of one group, numbered from `first_group` on."""
+    """(tree, noisy steps): every example becomes a group of trees, numbered from `first_group` on.
+
+    roots: trees of each example; by default those of the recipe
+    """
     plan, grid = recipe.rollout, policy.sigmas(recipe.rollout.steps)
     noisy = noisy_steps(recipe, grid, seed, iteration)
-    group = first_group + torch.arange(len(examples)).repeat_interleave(plan.roots)
-    members = [(g, m) for g in range(first_group, first_group + len(examples)) for m in range(plan.roots)]
+    counts = roots or [plan.roots] * len(examples)
+    members = [(first_group + i, m) for i, count in enumerate(counts) for m in range(count)]
+    group = torch.tensor([g for g, _ in members])
     noise = [policy.noise(1, randomness.generator(seed, iteration, "initial noise", *m)) for m in members]
-    prompt = _encode(policy, recipe, examples).repeat_interleave(plan.roots)
+    prompt = _encode(policy, recipe, examples).repeat_interleave(torch.tensor(counts))
     bound = {
         name: getattr(plan, name).bound for name in ("kernel", "density", "noise", "solver") if getattr(plan, name)
     }

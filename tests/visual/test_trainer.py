@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flowrl import randomness
+from flowrl.changes import changed
 from flowrl.part import part
 from flowrl.recipe import copied
 from flowrl.recipes.visual.forward import awm, dgpo, v_grpo
@@ -198,6 +199,7 @@ class Thread:
 def test_several_ranks_give_the_gradient_of_one(toy, loop, recipe, count, examples):
     """C14, C18: ragged shares too: the table is global, only latents stay local."""
     chosen = loop.examples[:examples]
+    recipe = changed(recipe, {"pilot.candidates": 1}) if recipe.pilot else recipe  # a prompt for every rank
     whole, log = loop.gradient(toy(recipe, torch.float64), recipe, 10_000, examples=chosen)
     thread, found = Thread(count), [None] * count
 
@@ -280,14 +282,14 @@ def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
     def score(images, examples, group):
         table = loop.score(images, examples, group)
         scored.append(len(images))
-        if len(scored) == 1:  # the finished pictures, not estimates on the way
+        if len(scored) == 1 + bool(recipe.pilot):  # the finished pictures, no candidates, no estimates on the way
             table.valid[::3], table.value[::3] = False, 0.0
         return table
 
     policy, scored = toy(recipe), []
     gradient, log = loop.gradient(policy, recipe, 64, score=score)
     assert bool(gradient.isfinite().all()) and bool(gradient.any())
-    assert log["reward/invalid"] == -(-scored[0] // 3)
+    assert log["reward/invalid"] == -(-scored[bool(recipe.pilot)] // 3)
 
 
 def test_the_window_is_a_function_of_seed_and_iteration():

@@ -2,6 +2,7 @@
 
 from flowrl import updates
 from flowrl.advantages import history, many_rewards, outcome, steps, tree
+from flowrl.allocation import budgets
 from flowrl.memory import trackers
 from flowrl.objectives import clipped, penalties, ratios, select, weights
 from flowrl.part import part
@@ -173,6 +174,20 @@ def flow_dppo() -> Recipe:
         objective=part(clipped.dppo, largest=1e-5),
         penalties=(),
         snapshots={"old": copied()},
+    )
+
+
+def superflow() -> Recipe:
+    """SuperFlow: prompts of uncertain outcome more often, rewards against what was expected.  arXiv:2512.17951
+
+    For rewards in [0, 1]. A step's share is its noise (noise_aware), the mean one (OUR READING).
+    """
+    return flow_grpo().but(
+        rollout={"roots": 24},
+        allocate=part(budgets.by_expected, fewer=(3, 2, 1, 0)),
+        track=part(trackers.beta_counts, kept=0.9),
+        advantage=part(history.against_expected),
+        credit=part(steps.noise_aware),
     )
 
 

@@ -1,6 +1,7 @@
 """Methods whose rollouts branch."""
 
-from flowrl.advantages import many_rewards, outcome, tree
+from flowrl.advantages import history, many_rewards, outcome, tree
+from flowrl.allocation import prompts
 from flowrl.memory import trackers
 from flowrl.objectives import clipped, penalties, select, weights
 from flowrl.part import part
@@ -74,6 +75,20 @@ def dynamic_tree_rpo() -> Recipe:
         credit=part(tree.tree_value),
         objective=part(clipped.ppo_clip_by_outcome, clip_low=1e-4, clip_high=1e-4, sensitivity=0.5),
         penalties=((0.1, part(penalties.best_path_mse)),),
+    )
+
+
+def adagrpo() -> Recipe:
+    """AdaGRPO: prompts at the policy's own level, compared with their group and with all prompts.  arXiv:2606.06828
+
+    One of ten candidates each, by one picture along the ODE; its noise is drawn anew for the rollout (OUR READING).
+    """
+    return e_grpo().but(
+        rollout={"noisy": part(noise_plans.listed, at=(0, 2, 4, 6))},
+        pilot=part(prompts.nearest_to_proficiency, candidates=10),
+        track=part(trackers.proficiency, kept=0.8),
+        advantage=part(history.group_and_global, ddof=1, eps=1e-8, clamp=5.0),
+        objective=part(clipped.unclipped),
     )
 
 
