@@ -20,9 +20,9 @@ import yaml
 from flowrl import plan
 from flowrl.part import nearest
 from flowrl.recipes import catalogue
-from flowrl.run import bench_results, config, files
+from flowrl.run import bench_results, config, files, scoring
 from flowrl.run.metrics import Progress, duration
-from flowrl.run.prepare import load_rewards, pick_device, prepare, read_prompts
+from flowrl.run.prepare import pick_device, prepare, read_prompts
 from flowrl.run.settings import Run
 from flowrl.run.train import train
 from samplers import schedules
@@ -84,7 +84,8 @@ def plan_jobs(
             jobs.append(Job(key, config.load(path, [*given, f"seed={seed}", f"output={place}"]), sum(rows)))
     _check_output(output, jobs)
     train_prompts, test, _, _ = read_prompts(jobs[0].run)
-    load_rewards(jobs[0].run, {}, train_prompts + test, pick_device(jobs[0].run.model.device))
+    declared = scoring.declare(jobs[0].run, {})
+    scoring.load(declared, train_prompts + test, pick_device(jobs[0].run.model.device))
     return jobs
 
 
