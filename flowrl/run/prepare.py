@@ -16,7 +16,7 @@ from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
-from flowrl.run.peers import check_alike, check_launcher, sharded, versions
+from flowrl.run.peers import check_alike, check_launcher, sharded
 from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
@@ -92,7 +92,9 @@ def prepare(
     declared = scoring.declare(run, functions or {})
     weights = scoring.weights_by_name(declared)
     check_best(run, list(weights), held[1])
-    origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
+    if pipe is not None:
+        sd3.accept(pipe)
+    origin, told = resuming.origin(run, recipe_page(run, recipe), texts, pipe=pipe, resume=resume)
     processes = meet(run, device, origin, held[1])
     scorers = scoring.load(declared, everybody, processes.device)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
@@ -125,7 +127,7 @@ def everywhere(run: Run, origin: Origin) -> dict[str, object]:
         "model": prints.pop("model.path"),
         "prompt files": prints,
         "checkpoint": origin.found.facts["update"] if origin.found else None,
-        "versions": versions(),
+        "versions": origin.versions,
     }
 
 

@@ -224,6 +224,7 @@ class Training:
             "learner": prepared.learner.counters(),
             "settings": prepared.run.model_dump(mode="json"),
             "fingerprints": prepared.origin.prints,
+            "versions": prepared.origin.versions,
             "sigmas": prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist(),
             "processes": prepared.processes.count,
         }

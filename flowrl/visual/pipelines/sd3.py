@@ -259,6 +259,19 @@ class SD3Policy:
             self.pipe.transformer.load_state_dict(trained.state_dict())
 
 
+def accept(pipe: object) -> None:
+    """ValueError unless this is a pipeline that training can take over."""
+    if not isinstance(pipe, StableDiffusion3Pipeline):
+        raise ValueError(
+            f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
+        )
+    if pipe.get_list_adapters():
+        raise ValueError(
+            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
+            "and pipe.unload_lora_weights(), or load the base alone."
+        )
+
+
 def _check(pipe, grid):
     """Refuse a pipeline or a schedule that training could not follow."""
     if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
@@ -268,11 +281,6 @@ def _check(pipe, grid):
         )
     if grid not in GRIDS:
         raise ValueError(f"model.grid = {grid!r}: accepted are {', '.join(GRIDS)}.")
-    if pipe.get_list_adapters():
-        raise ValueError(
-            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
-            "and pipe.unload_lora_weights(), or load the base alone."
-        )
 
 
 def _side(pipe, size):
@@ -310,10 +318,7 @@ def load(path: str | Path, *, dtype: torch.dtype, device: torch.device, sharded:
 
 def adopt(pipe: object, device: torch.device, sharded: bool = False, **settings) -> SD3Policy:
     """Policy over a pipeline that is loaded already."""
-    if not isinstance(pipe, StableDiffusion3Pipeline):
-        raise ValueError(
-            f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
-        )
+    accept(pipe)
     return SD3Policy(_placed(pipe, device, sharded), **settings)
 
 
