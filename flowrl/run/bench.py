@@ -1,4 +1,7 @@
-"""Recipes compared at an equal number of network rows, forwards + 2 x backwards, each in an ordinary run directory.
+"""Recipes compared at equal compute, each in an ordinary run directory.
+
+Compute is a number of network rows, forwards + 2 x backwards: a run makes as many updates as fit into it by plan.  It
+may take fewer rows than planned, because those of advantage 0 are skipped; results hold what the log counted.
 
 The runs lie in OUTPUT/RECIPE/seedN.  One that is finished is not repeated; one that is not, or that was made with other
 settings, is made again.

@@ -52,6 +52,18 @@ def test_a_curve_is_the_score_at_the_compute_that_was_logged():
     assert bench_results.curve(lines) == [(0, 0.5), (27, 0.75)] and bench_results.compute(lines) == 27
 
 
+def test_the_table_has_the_rows_that_were_logged_not_those_that_were_planned():
+    """Two seeds that were given 100,000 rows each and skipped some: 90,000 and 60,000 are 75,000."""
+    scores = {"eval/total": 0.5, "eval/red": 0.5}
+    one = {"recipe": "sft", "status": "done", "planned": 100_000, "updates": 9, "seconds": 1.0}
+    runs = [one | {"compute": rows, "before": scores, "final": scores} for rows in (90_000, 60_000)]
+    settings = {"prompts": 3, "run": "bench", "changes": ()}
+    whole = {"settings": settings, "runs": runs, "versions": {}, "machine": {"cores": 2, "processor": "x"}}
+    page = bench_results.page({"sft": runs}, whole)
+    assert "| `sft` | 2 | 9 | 75,000 | 0.500 +- 0.000 |" in page and "at most 100,000 rows a run" in page
+    assert "fewer than were planned where rows of advantage 0 are skipped" in page
+
+
 @pytest.mark.parametrize("key", catalogue())
 def test_a_recipe_makes_as_many_updates_as_fit(key):
     """With the numbers of the shipped files: one more update would exceed the budget."""
