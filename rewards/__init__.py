@@ -29,6 +29,7 @@ __all__ = [
     "check",
     "check_weights",
     "column_names",
+    "find",
     "is_trained",
     "load",
     "score",
@@ -40,8 +41,30 @@ def load(name_or_function: str | Callable, device: str | torch.device = "cpu", *
 
     `device` is where a built-in reward puts its model.  ValueError for a name or a number that does not exist.
     """
-    if isinstance(name_or_function, str) and ":" not in name_or_function:
-        return _load_built_in(name_or_function, device, numbers)
+    return find(name_or_function, **numbers)(device)
+
+
+def find(name_or_function: str | Callable, **numbers: object) -> Callable[[str | torch.device], Callable]:
+    """What makes the score function, given a device: no model is loaded and no file of a user imported before that.
+
+    ValueError for a built-in reward that does not exist, or for a number that it does not take.
+    """
+    if not isinstance(name_or_function, str) or ":" in name_or_function:
+        return lambda device: _own(name_or_function, numbers)
+    known = _built_in()
+    if name_or_function not in known:
+        raise ValueError(
+            f"reward {name_or_function!r}: no such reward.{did_you_mean(name_or_function, known)} "
+            f"Rewards here: {', '.join(known)}; or your own as module:function."
+        )
+    make = importlib.import_module(f"rewards.{name_or_function}").load
+    accepted = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    _check_numbers(name_or_function, numbers, accepted)
+    return partial(make, **numbers)
+
+
+def _own(name_or_function: str | Callable, numbers: Mapping[str, object]) -> Callable:
+    """The function of a user's file, or the function given, with its numbers set."""
     name, function = str(name_or_function), name_or_function
     if isinstance(function, str):
         function = _imported(function)
@@ -51,19 +74,6 @@ def load(name_or_function: str | Callable, device: str | torch.device = "cpu", *
     accepted = [p.name for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in MEDIA]
     _check_numbers(name, numbers, accepted)
     return partial(function, **numbers)
-
-
-def _load_built_in(name: str, device: str | torch.device, numbers: Mapping[str, object]) -> Callable:
-    known = _built_in()
-    if name not in known:
-        raise ValueError(
-            f"reward {name!r}: no such reward.{did_you_mean(name, known)} "
-            f"Rewards here: {', '.join(known)}; or your own as module:function."
-        )
-    make = importlib.import_module(f"rewards.{name}").load
-    accepted = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    _check_numbers(name, numbers, accepted)
-    return make(device, **numbers)
 
 
 def _built_in() -> list[str]:

@@ -56,10 +56,13 @@ class _Late(Exception):
 def _within(seconds: float, function: Callable, given: Mapping[str, object]) -> object:
     """What the function returns or raises; _Late where it does neither in time, and its thread is left behind."""
     answers: queue.SimpleQueue = queue.SimpleQueue()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run():
         try:
-            with torch.no_grad():  # a setting of the thread
+            if gpu is not None:
+                torch.cuda.set_device(gpu)  # a setting of the thread, which starts with the first one
+            with torch.no_grad():  # another one
                 answers.put((function(**given), None))
         except BaseException as error:  # raised again where it is waited for
             answers.put((None, error))

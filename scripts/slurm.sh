@@ -26,6 +26,8 @@ fi
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 
+# At a signal torch would kill after 30 s what waits for a reward; 240 s lie within the 300 s that Slurm gives.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
 stopping=
 srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"' launch \
     --multi_gpu --num_machines "$SLURM_JOB_NUM_NODES" --num_processes $((8 * SLURM_JOB_NUM_NODES)) \

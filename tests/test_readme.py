@@ -26,8 +26,9 @@ def test_the_table_of_methods_is_the_catalogue(key):
     assert f"| `{key}` | {row['title']} | {paper} | {row['summary']} |" in README
 
 
-def test_the_walk_of_one_prompt_has_the_quick_starts_numbers():
-    run = load("scripts/configs/quickstart.yaml")
+def test_the_walk_of_one_prompt_has_the_numbers_of_its_plan():
+    window = ["recipe.rollout.noisy=window", "recipe.rollout.noisy.width=4"]
+    run = load("bench", ["recipe.name=flow_grpo", *window, "recipe.penalties.kl_mean_over_s2=0"])
     one, groups = counts(run.build_recipe()), run.budget.prompts_per_update
     assert (one.leaves, groups) == (16, 12)
     assert f"{one.edges}\n   transitions, {one.states_stored} of the {one.states} states kept" in README
@@ -35,6 +36,14 @@ def test_the_walk_of_one_prompt_has_the_quick_starts_numbers():
     assert f"each of the {groups * one.train_edges} decisions of the update" in README
     assert f"standard deviation of all {groups * one.leaves}" in README
     assert '"a red cross left of a blue circle"' in (ROOT / "assets/shapes/train.jsonl").read_text(encoding="utf-8")
+
+
+def test_what_the_quick_start_does_instead_has_the_numbers_of_its_plan():
+    run = load("quickstart")
+    one, groups = counts(run.build_recipe()), run.budget.prompts_per_update
+    assert (run.build_recipe().objective.name, groups) == ("ppo_clip", 12)
+    assert f"keeps the {one.states_stored} finals of {one.states} states" in README
+    assert f"{groups * one.train_calls:,}\nrows of an update" in README
 
 
 def test_the_numbers_of_branch_grpo_are_those_of_its_plan():

@@ -1,17 +1,14 @@
-"""Recipes compared at an equal number of network rows, forwards + 2 x backwards, each in an ordinary run directory.
+"""Recipes compared at equal compute, each in an ordinary run directory.
 
-The runs lie in OUTPUT/RECIPE/seedN.  One that is finished is not repeated; one that is not, or that was made with other
-settings, is made again.
+Compute is a number of network rows, forwards + 2 x backwards: a run makes as many updates as fit into it by plan.  It
+may take fewer rows than planned, because those of advantage 0 are skipped; results hold what the log counted.
+
+The runs lie in OUTPUT/RECIPE/seedN.
 """
 
 import os
-import shutil
-import subprocess
-import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, takewhile
 from pathlib import Path
 
@@ -20,11 +17,11 @@ import yaml
 from flowrl import plan
 from flowrl.part import nearest
 from flowrl.recipes import catalogue
-from flowrl.run import bench_results, config, files
+from flowrl.run import bench_results, config, files, scoring
+from flowrl.run.bench_runs import Job, begun, finished, one_by_one, side_by_side
 from flowrl.run.metrics import Progress, duration
-from flowrl.run.prepare import load_rewards, pick_device, prepare, read_prompts
+from flowrl.run.prepare import pick_device, read_prompts
 from flowrl.run.settings import Run
-from flowrl.run.train import train
 from samplers import schedules
 
 COMPUTE = 600_000  # rows of one run
@@ -32,24 +29,6 @@ COUNTED = 16  # updates whose rows are counted one by one
 EVALUATIONS = 6  # of a run at most, at even distances, beside the one before it
 SMOKE = ("budget.prompts_per_update=2", "evaluation.prompts=6", "evaluation.others=0", "evaluation.samples=1")
 OURS = ("recipe", "recipe.name", "budget.updates", "evaluation.every", "output")  # what bench fills in
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of the comparison."""
-
-    recipe: str
-    run: Run
-    rows: int  # planned; rows of advantage 0 are skipped, so a run may take fewer
-    error: str = ""  # the line that it failed with
-
-    @property
-    def directory(self) -> Path:
-        return Path(self.run.output)
-
-    @property
-    def name(self) -> str:
-        return f"{self.recipe}/seed{self.run.seed}"
 
 
 def plan_jobs(
@@ -84,7 +63,8 @@ def plan_jobs(
             jobs.append(Job(key, config.load(path, [*given, f"seed={seed}", f"output={place}"]), sum(rows)))
     _check_output(output, jobs)
     train_prompts, test, _, _ = read_prompts(jobs[0].run)
-    load_rewards(jobs[0].run, {}, train_prompts + test, pick_device(jobs[0].run.model.device))
+    declared = scoring.declare(jobs[0].run, {})
+    scoring.load(declared, train_prompts + test, pick_device(jobs[0].run.model.device))
     return jobs
 
 
@@ -158,17 +138,6 @@ def _check_output(output, jobs):
             )
 
 
-def finished(job: Job) -> bool:
-    """Whether the run directory holds this very run, trained and evaluated to its end; wherever it was moved."""
-    file = job.directory / "run.yaml"
-    if not file.is_file():
-        return False
-    wanted, found = job.run.model_dump(mode="json"), yaml.safe_load(file.read_text(encoding="utf-8"))
-    lines = bench_results.lines_of(job.directory)
-    same = {**wanted, "output": ""} == {**found, "output": ""}
-    return same and bool(lines) and lines[-1]["iteration"] == job.run.budget.updates and "eval/total" in lines[-1]
-
-
 def check_at_once(wanted: int | None, smoke: bool) -> int:
     """How many runs at once: by default two on a CPU with two cores or more; one on a GPU, or of a few seconds each."""
     if wanted is None:
@@ -194,23 +163,27 @@ def compare(jobs: Sequence[Job], output: Path, settings: Mapping[str, object], *
 
     bench_results.write(output, jobs, settings)
     watch = _overall(missing, ended, progress)
-    (_one_by_one if at_once == 1 else _side_by_side)(missing, tell, watch, at_once)
+    if at_once == 1:
+        one_by_one(missing, progress.say, tell, watch)
+    else:
+        side_by_side(missing, progress.say, tell, watch, at_once)
     return [ended.get(job.name, job) for job in jobs]
 
 
 def _overall(missing, ended, progress) -> Callable[[Sequence[Job]], None]:
     """A line over all runs: how many ended, rows per second, time left, where those that run stand."""
-    began = time.monotonic()
+    started = time.monotonic()
+    before = {job.name: _progress(job, _lines_before(job)) for job in missing}
+    total = sum(job.rows - before[job.name][0] for job in missing)
 
     def watch(running: Sequence[Job]) -> None:
-        share, rows = 0.0, 0
-        for job in missing:
-            lines = bench_results.lines_of(job.directory) if job.name in ended or job in running else []
-            rows += bench_results.compute(lines)
-            done = 1.0 if job.name in ended else (len(lines) - 1) / job.run.budget.updates if lines else 0.0
-            share += done * job.rows
-        seconds, total = time.monotonic() - began, sum(job.rows for job in missing)
-        left = duration(seconds * (total - share) / share) if share else "?"
+        planned, rows = 0.0, 0
+        for job in (job for job in missing if job.name in ended or job in running):
+            done = _progress(job, bench_results.lines_of(job.directory))
+            planned += (job.rows if job.name in ended else done[0]) - before[job.name][0]
+            rows += done[1] - before[job.name][1]
+        seconds = time.monotonic() - started
+        left = duration(seconds * (total - planned) / planned) if planned > 0 else "?"
         text = f"bench: {len(ended)}/{len(missing)} runs  {rows / seconds:,.0f} rows/s  {left} left"
         for job in running:
             text += f"  {job.name} {max(len(bench_results.lines_of(job.directory)) - 1, 0)}/{job.run.budget.updates}"
@@ -219,60 +192,12 @@ def _overall(missing, ended, progress) -> Callable[[Sequence[Job]], None]:
     return watch
 
 
-def _clear(job: Job) -> None:
-    """Make room for the run.  What it had done so far is lost: to go on with it is what a resume would do here."""
-    shutil.rmtree(job.directory, ignore_errors=True)
-    job.directory.parent.mkdir(parents=True, exist_ok=True)
+def _lines_before(job):
+    """The log up to the update that the run goes on from."""
+    update = begun(job)
+    return [] if update is None else bench_results.lines_of(job.directory)[: update + 1]
 
 
-def _one_by_one(jobs, tell, watch, at_once):
-    for job in jobs:
-        _clear(job)
-        try:
-            train(prepare(job.run))
-        except Exception as error:  # of one run, whatever it is; the others go on, and its traceback is kept
-            _log(job).write_text(traceback.format_exc(), encoding="utf-8")
-            job = replace(job, error=f"failed: {' '.join(str(error).split()) or type(error).__name__}")
-        tell(job)
-        watch([])
-
-
-def _side_by_side(jobs, tell, watch, at_once):
-    """Processes of one thread each; what they say goes to a file beside their run directory."""
-    waiting, running = list(jobs), {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                job = waiting.pop(0)
-                _clear(job)
-                running[job.name] = (job, _start(job))
-            for name, (job, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    tell(replace(job, error=f"failed: {_last_words(job)}") if process.returncode else job)
-            watch([job for job, _ in running.values()])
-            time.sleep(0.2)
-    finally:
-        for _, process in running.values():
-            process.terminate()
-
-
-def _start(job: Job) -> subprocess.Popen:
-    file = job.directory.with_suffix(".yaml")
-    file.write_text(config.dump(job.run), encoding="utf-8")
-    here = str(Path(__file__).resolve().parents[2])  # -P: no file of the working directory shadows a package
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    with _log(job).open("w", encoding="utf-8") as log:
-        command = [sys.executable, "-P", "-m", "flowrl.run.cli", "train", str(file)]
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-
-
-def _log(job: Job) -> Path:
-    return job.directory.with_suffix(".log")
-
-
-def _last_words(job: Job) -> str:
-    lines = _log(job).read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [line for line in lines if line.startswith("flowrl")] or [line for line in lines if line.strip()]
-    return said[-1].partition("flowrl: ")[2] or said[-1] if said else "it said nothing"
+def _progress(job, lines):
+    """(rows that were planned for the updates of a log, rows that these took)."""
+    return job.rows * max(len(lines) - 1, 0) / job.run.budget.updates, bench_results.compute(lines)

@@ -126,7 +126,7 @@ def page(done: Mapping[str, Sequence[Mapping]], whole: Mapping[str, object]) -> 
         "Mean over seeds +- half of its 95 % t-interval (n is the column `seeds`; with 3 the factor is 4.3 / sqrt(3)). "
         "`total` is the weighted sum of the rewards. `prompts +-` is the standard error of one run's total over its "
         f"{settings['prompts']} held-out prompts. `rows` are those that the log counted: forwards + 2 x backwards, "
-        "evaluation left out.",
+        "evaluation left out. They are fewer than were planned where rows of advantage 0 are skipped.",
         "",
         "![held-out reward against compute](bench.svg)",
         "",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flowrl.run.files import sync
 from flowrl.run.learner import Learner
-from flowrl.run.sharding import shared_as, whole
+from flowrl.run.sharding import in_host_memory, shared_as
 from flowrl.visual.policy import Policy
 
 GROUPS = ("weights", "optimizer", "snapshots", "memory")
@@ -53,11 +53,7 @@ def capture(
     groups = {}
     for group, values in zip(GROUPS, live, strict=True):
         tensors = {name: x.detach() for name, x in values.items() if isinstance(x, Tensor)}
-        groups[group] = {} if not keep else {n: x for n, x in values.items() if n not in tensors}
-        for name, x in tensors.items():
-            full = whole(x)
-            if keep:
-                groups[group][name] = full.to("cpu", copy=True).contiguous()
+        groups[group] = {n: x for n, x in values.items() if keep and n not in tensors} | in_host_memory(tensors, keep)
     return groups
 
 

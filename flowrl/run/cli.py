@@ -189,7 +189,7 @@ def bench(
     jobs: Annotated[int | None, typer.Option(help="runs at once, of one thread each  [default: 2 on CPUs]")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="two small updates of each: does every recipe run?")] = False,
 ) -> None:
-    """Compare recipes at equal compute; finished runs are not repeated."""
+    """Compare recipes at equal compute; finished runs are not repeated, interrupted ones go on."""
     from flowrl.run import bench as runs
 
     given = [*([run] if "=" in run else []), *(overrides or ())]

@@ -1,8 +1,12 @@
-"""What a run was made from, in digests: data files and model folder, so that a resumed run can tell a changed one."""
+"""What a run was made from, in digests: data files and model, so that a resumed run can tell a changed one."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from flowrl.run import prompts
 from flowrl.run.config import resolve
@@ -10,20 +14,22 @@ from flowrl.run.settings import Run
 
 MIB = 2**20
 CONTENT = "content"  # of a prompt file, wherever it lies
+VALUES = 16  # of each weight of a pipeline in memory
 WEIGHTS = (".safetensors", ".bin", ".pt", ".msgpack", ".gguf")
 
 
-def take(run: Run, texts: Sequence[str] = (), *, loaded: bool = False) -> dict[str, dict[str, str]]:
+def take(run: Run, texts: Sequence[str] = (), pipe: object = None) -> dict[str, dict[str, str]]:
     """{setting: {file: digest}} of data.train, data.test and model.path.
 
-    texts:  prompts in the place of the file data.train
-    loaded: the model is a pipeline in memory, of which no file is known
+    texts: prompts in the place of the file data.train
+    pipe:  a loaded pipeline in the place of the folder model.path
     """
     train = _digest(prompts.dump(texts).encode()) if texts else of_file(resolve(run.data.train))
     found = {"data.train": {CONTENT: train}}
     if run.data.test:
         found["data.test"] = {CONTENT: of_file(resolve(run.data.test))}
-    return found | {"model.path": {} if loaded else of_model(resolve(run.model.path))}
+    model = of_model(resolve(run.model.path)) if pipe is None else of_pipeline(pipe, run.model.train)
+    return found | {"model.path": model}
 
 
 def of_file(path: Path) -> str:
@@ -42,6 +48,24 @@ def of_model(folder: Path) -> dict[str, str]:
     shown = {path.relative_to(folder).as_posix(): path for path in sorted(files)}
     shown = {name: path for name, path in shown.items() if not any(x.startswith(".") for x in name.split("/"))}
     return {name: of_ends(path) if path.suffix in WEIGHTS else of_file(path) for name, path in shown.items()}
+
+
+def of_pipeline(pipe: object, train: str) -> dict[str, str]:
+    """Digests of the transformer's configuration and of the weights that training leaves as they are, by component.
+
+    train: "lora" or "full"; with "full" the weights of the transformer are those of the checkpoint, whatever they were
+    """
+    config = {name: x for name, x in pipe.transformer.config.items() if not name.startswith("_")}  # _: where it lay
+    found = {"transformer, configuration": _digest(json.dumps(config, sort_keys=True, default=str).encode())}
+    modules = {name: x for name, x in pipe.components.items() if isinstance(x, nn.Module)}
+    frozen = (name for name in modules if train == "lora" or name != "transformer")
+    return found | {f"{name}, weights": of_weights(modules[name]) for name in frozen}
+
+
+def of_weights(module: nn.Module) -> str:
+    """sha256 of VALUES numbers of each parameter at even distances; a dtype that holds them all changes nothing."""
+    picked = [p.detach().flatten()[:: max(p.numel() // VALUES, 1)][:VALUES].cpu().double() for p in module.parameters()]
+    return _digest(torch.cat(picked).numpy().tobytes())
 
 
 def of_ends(path: Path) -> str:

@@ -81,8 +81,8 @@ def check_alike(parts: Mapping[str, object], gather: Callable[[Tensor], Tensor])
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that compute, and a digest of the code of flowrl, rewards and samplers."""
+    """Of the libraries that compute; that of flowrl is a digest of its code, of rewards and of samplers."""
     root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
     for path in sorted(path for name in ("flowrl", "rewards", "samplers") for path in (root / name).rglob("*.py")):
         code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return {name: version(name) for name in LIBRARIES} | {"torch": torch.__version__, "flowrl": code.hexdigest()}
+    return {name: version(name) for name in LIBRARIES} | {"torch": torch.__version__, "flowrl": code.hexdigest()[:12]}

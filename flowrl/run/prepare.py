@@ -5,24 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-import rewards
 from flowrl import decays, plan
 from flowrl.explain import explain
 from flowrl.part import nearest, part
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.recipes import catalogue, find
-from flowrl.run import files, optimizers, prompts, trackers
+from flowrl.run import files, optimizers, prompts, scoring, trackers
 from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
 from flowrl.run.learner import Learner, learning_rate
-from flowrl.run.peers import check_alike, check_launcher, sharded, versions
+from flowrl.run.peers import check_alike, check_launcher, sharded
 from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
-from flowrl.visual.pipelines import sd3
+from flowrl.visual.pipelines import sd3, sd3_pipe
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.trainer import Score
 from samplers import schedules
@@ -91,23 +89,19 @@ def prepare(
         files.check_output(Path(run.output))
     *held, warnings = read_prompts(run, texts)
     everybody, device = held[0] + held[1], pick_device(run.model.device)
-    scorers = load_rewards(run, functions or {}, everybody, device)
-    weights = dict(weights_by_name(scorers))
+    declared = scoring.declare(run, functions or {})
+    weights = scoring.weights_by_name(declared)
     check_best(run, list(weights), held[1])
-    origin, told = resuming.origin(run, recipe_page(run, recipe), texts, loaded=pipe is not None, resume=resume)
+    if pipe is not None:
+        sd3_pipe.accept(pipe)
+    origin, told = resuming.origin(run, recipe_page(run, recipe), texts, pipe=pipe, resume=resume)
     processes = meet(run, device, origin, held[1])
+    scorers = scoring.load(declared, everybody, processes.device)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
-    policy = load_policy(run, processes.device, pipe, processes.sharded)
-    grid = schedules.check(policy.sigmas(recipe.rollout.steps))
-    if origin.found:
-        resuming.check_sigmas(origin.found, grid.tolist())
-    elif run.model.init_adapter:
-        start_from(policy, run.model.init_adapter)
-    plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
-    if processes.sharded:
-        policy.distribute(processes.share_out)
+    policy = ready_policy(run, recipe, origin, processes, pipe)
     warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
-    learner, scores = make_learner(run, policy, processes, optimizer), make_scores(scorers, everybody)
+    learner = make_learner(run, policy, processes, optimizer)
+    scores = scoring.trained_and_all(scorers, everybody)
     return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
 
 
@@ -133,8 +127,22 @@ def everywhere(run: Run, origin: Origin) -> dict[str, object]:
         "model": prints.pop("model.path"),
         "prompt files": prints,
         "checkpoint": origin.found.facts["update"] if origin.found else None,
-        "versions": versions(),
+        "versions": origin.versions,
     }
+
+
+def ready_policy(run: Run, recipe: Recipe, origin: Origin, processes: Processes, pipe: object) -> Policy:
+    """The policy that is trained: one that the recipe can sample from, started warm or not, whole or in shards."""
+    policy = load_policy(run, processes.device, pipe, processes.sharded)
+    grid = schedules.check(policy.sigmas(recipe.rollout.steps))
+    if origin.found:
+        resuming.check_sigmas(origin.found, grid.tolist())
+    elif run.model.init_adapter:
+        start_from(policy, run.model.init_adapter)
+    plan.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
+    if processes.sharded:
+        policy.distribute(processes.share_out)
+    return policy
 
 
 def start_from(policy: Policy, adapter: str) -> None:
@@ -198,42 +206,6 @@ def _in_turn(examples, count):
     kinds = [[examples[i] for i in kind] for kind in prompts.kinds(examples)] if examples else []
     each = [_spread_out(kind, -(-count // len(kinds))) for kind in kinds]
     return [each[i % len(each)][i // len(each) % len(each[i % len(each)])] for i in range(count)] if each else []
-
-
-def load_rewards(
-    run: Run, functions: Mapping[str, Callable], examples: Sequence[Example], device: str
-) -> list[rewards.Reward]:
-    """The rewards of a run, each checked against the metadata of the prompts."""
-    found = []
-    for name, setting in run.rewards.items():
-        function = functions.get(name) or rewards.load(setting.function or name, device, **setting.numbers)
-        found.append(rewards.Reward(name, function, setting.weight, setting.on_error, setting.deadline))
-    for reward in found:
-        rewards.check(reward, prompts.column_names(examples))
-    rewards.check_weights(found)
-    return found
-
-
-def weights_by_name(scorers: Sequence[rewards.Reward]) -> list[tuple[str, float]]:
-    names = [name for reward in scorers for name in rewards.column_names(reward)]
-    return list(zip(names, rewards.check_weights(scorers).tolist(), strict=True))
-
-
-def make_scores(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> tuple[Score, Score]:
-    """(of the rewards that are trained, of all of them)."""
-    trained = [reward for reward in scorers if rewards.is_trained(reward)]
-    return make_score(trained, everybody), make_score(scorers, everybody)
-
-
-def make_score(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> Score:
-    """What the rewards say of images, one example each; metadata that any of `everybody` has is a column always."""
-    names = prompts.column_names(everybody)
-
-    def score(images: Tensor, examples: Sequence[Example], group: Tensor) -> rewards.RewardTable:
-        texts = [e.prompt for e in examples]
-        return rewards.score(scorers, images.cpu(), texts, group, prompts.columns(examples, names))
-
-    return score
 
 
 def pick_device(wanted: str) -> str:

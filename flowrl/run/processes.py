@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed
@@ -14,7 +15,8 @@ from flowrl.run.peers import PeerLost
 from flowrl.visual.ranks import Ranks
 
 BUCKET = 64 * 2**20  # bytes that are copied side by side for one sum over processes
-TABLES, GRADIENTS, STEPS, SHARDS = (
+START, TABLES, GRADIENTS, STEPS, SHARDS = (
+    "the processes looked for each other",
     "tables were gathered",
     "gradients were summed",
     "they agreed on their calls",
@@ -35,6 +37,11 @@ def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
         yield bucket
 
 
+def is_torn(fault: BaseException) -> bool:
+    """Whether a fault says that a peer is gone; gloo has no exception of its own."""
+    return isinstance(fault, torch.distributed.DistError) or "gloo/transport" in str(fault)
+
+
 class Processes:
     """One process, or several under `accelerate launch` or torchrun; gloo on CPUs, nccl on GPUs.
 
@@ -43,39 +50,54 @@ class Processes:
     """
 
     def __init__(self, device: str, timeout: int = 1800, sharded: bool = False):
-        self.timeout = timeout
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a watchdog thread aborts, with a page of its own
-        try:
-            self._state = PartialState(cpu=device == "cpu", timeout=timedelta(seconds=timeout))
-        except torch.distributed.DistError as error:
-            raise self._lost("the processes looked for each other") from error
+        self.timeout, limit = timeout, timedelta(seconds=timeout)
+        if not sharded:
+            # What is left to NCCL is a peer that dies inside of a sum. Replicas wait for every sum anyhow: on the host
+            # it costs nothing and ends in an exception, instead of an abort by the watchdog, with a page of its own.
+            # FSDP2 gathers weights ahead of the network, which this would undo.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        self._state = self._told(START, partial(PartialState, cpu=device == "cpu", timeout=limit))
         self.device = self._state.device
         self.index, self.count = self._state.process_index, self._state.num_processes
         self.main = self._state.is_main_process
         if sharded and self.count == 1:
             raise ValueError("FSDP has no effect on one process: there is nobody to share the weights with.")
-        self.sharded = sharded
-        self._hosts = torch.distributed.new_group(backend="gloo") if sharded else None  # agrees without the GPUs
+        self.sharded, self._deaf = sharded, "nccl" in str(self._state.backend)
+        if self.sharded or self._deaf:
+            self._hosts = self._told(START, partial(torch.distributed.new_group, backend="gloo", timeout=limit))
 
     def ranks(self) -> Ranks:
         return Ranks(self.index, self.count, self.gather, self.agree)
 
     def _meet(self, what: str, collective: Callable, *arguments) -> None:
-        """Call a collective; that a peer is gone is all that can go wrong in one."""
-        try:
-            collective(*arguments)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise self._lost(what) from error
+        """Call a collective once all processes have come to it.
 
-    def _lost(self, what):
-        return PeerLost(f"another process ended or did not answer within {self.timeout} s, while {what}.")
+        NCCL would wait for a peer that has left, gloo sees that it has: a replica stops alone, at its own next call.
+        """
+        if self._deaf:
+            self._told(what, torch.distributed.barrier, self._hosts)
+        self._told(what, collective, *arguments)
+
+    def _told(self, what: str, meeting: Callable, *arguments):
+        """Meet others; that a peer is gone is told as PeerLost, any other fault is one's own."""
+        try:
+            return meeting(*arguments)
+        except RuntimeError as fault:
+            if not is_torn(fault):
+                raise
+            raise self._lost(what, fault) from fault
+
+    def _lost(self, what, fault):
+        # A device that has failed here reaches NCCL too, and then only its text tells.
+        nccl = isinstance(fault, torch.distributed.DistBackendError)
+        said = f" ({' '.join(str(fault).split())[:500]})" if nccl else ""
+        return PeerLost(f"another process ended or did not answer within {self.timeout} s, while {what}{said}.")
 
     def lost(self, fault: BaseException) -> PeerLost | None:
         """The fault as that of a peer that is gone, if it is one; FSDP2 meets inside of the network."""
-        torn = isinstance(fault, torch.distributed.DistError) or "gloo/transport" in str(fault)
-        return fault if isinstance(fault, PeerLost) else self._lost(SHARDS) if torn and self.sharded else None
+        if isinstance(fault, PeerLost):
+            return fault
+        return self._lost(SHARDS, fault) if self.sharded and is_torn(fault) else None
 
     def gather(self, rows: Tensor) -> Tensor:
         """[n, ...] of each process -> all rows on the CPU, in the order of processes; n may differ."""
@@ -121,7 +143,7 @@ class Processes:
         if not self.sharded:
             return number
         found = torch.tensor([number])
-        self._meet(STEPS, torch.distributed.all_reduce, found, torch.distributed.ReduceOp.MAX, self._hosts)
+        self._told(STEPS, torch.distributed.all_reduce, found, torch.distributed.ReduceOp.MAX, self._hosts)
         return int(found)
 
     def share_out(self, network: nn.Module, blocks: Collection[str]) -> None:

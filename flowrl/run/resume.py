@@ -1,8 +1,9 @@
 """Going on with a run: what has to be as it was, and what may change.
 
 Free: budget.updates, evaluation.*, checkpoint.*, processes.*, log.*, profile, and where model and data lie (not what
-they hold).  Other batch sizes are accepted with a warning, because sums in another order round otherwise.  All else is
-refused, and so is another budget.updates where the learning rate follows a schedule over it.
+they hold).  Other batch sizes are accepted with a warning, because sums in another order round otherwise, and so are
+other versions of code and libraries.  All else is refused, and so is another budget.updates where the learning rate
+follows a schedule over it.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from flowrl.run import checkpoint, config, fingerprint
 from flowrl.run.checkpoint import Found
+from flowrl.run.peers import versions
 from flowrl.run.settings import Run
 
 FREE = ("budget.updates", "evaluation.", "checkpoint.", "processes.", "log.", "profile", "output")
@@ -49,16 +51,18 @@ class Origin:
 
     page: str  # the recipe, explained
     prints: Mapping[str, Mapping[str, str]]  # digests of data and model
+    versions: Mapping[str, str]  # of the code that runs, as it was when it was loaded
     found: Found | None
 
 
-def origin(run: Run, page: str, texts: Sequence[str], *, loaded: bool, resume: bool) -> tuple[Origin, list[str]]:
-    """The origin of a run, with warnings; ValueError where it cannot go on.  `texts`, `loaded`: as in fingerprint."""
-    prints = fingerprint.take(run, texts, loaded=loaded)
+def origin(run: Run, page: str, texts: Sequence[str], *, pipe: object, resume: bool) -> tuple[Origin, list[str]]:
+    """The origin of a run, with warnings; ValueError where it cannot go on.  `texts`, `pipe`: as in fingerprint."""
+    prints, now = fingerprint.take(run, texts, pipe), versions()
     if not resume:
-        return Origin(page, prints, None), []
+        return Origin(page, prints, now, None), []
     found, skipped = find(run)
-    return Origin(page, prints, found), skipped + check(found, run, page, prints)
+    told = check(found, run, page, prints) + other_versions(found.facts.get("versions", {}), now)
+    return Origin(page, prints, now, found), skipped + told
 
 
 def check(found: Found, run: Run, page: str, prints: Mapping) -> list[str]:
@@ -80,6 +84,13 @@ def check(found: Found, run: Run, page: str, prints: Mapping) -> list[str]:
         raise ValueError(f"{fault}. Put back what the run was started with, or start a new run.")
     rounded = [name for name in changes if name in ROUNDED]
     return [f"{name} changed: from here on the run is not the uninterrupted one bit by bit." for name in rounded]
+
+
+def other_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A warning that names what differs, if anything does; a checkpoint may be older than some of the names."""
+    changes = [f"{n} {before.get(n, 'unknown')} is now {x}" for n, x in now.items() if before.get(n, "unknown") != x]
+    said = "another version than in the checkpoint, so the run may not go on bit by bit as the uninterrupted one"
+    return [f"{said}: {', '.join(changes)}."] if changes else []
 
 
 def best_stands(found: Found, run: Run) -> bool:

@@ -3,7 +3,7 @@
 A sharded parameter is a DTensor whose memory belongs to the network: its values may change, its place may not.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,16 @@ def _let_go(network, arguments, out):
 def whole(x: Tensor) -> Tensor:
     """A tensor with the parts of all processes; every process calls it alike."""
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def in_host_memory(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole copies on the CPU, or {} where none is kept; every process calls it alike."""
+    copies = {}
+    for name, x in tensors.items():
+        full = whole(x)
+        if keep:
+            copies[name] = full.to("cpu", copy=True).contiguous()
+    return copies
 
 
 def shared_as(full: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from flowrl.run.evaluation import described, evaluate, said
 from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.peers import PeerLost
 from flowrl.run.prepare import Prepared, evaluation_settings
-from flowrl.run.sharding import whole
+from flowrl.run.sharding import in_host_memory, whole
 from flowrl.run.signs import Signs
 from flowrl.run.stopping import Stopped, Stopping
 from flowrl.run.trackers import Trackers
@@ -224,6 +224,7 @@ class Training:
             "learner": prepared.learner.counters(),
             "settings": prepared.run.model_dump(mode="json"),
             "fingerprints": prepared.origin.prints,
+            "versions": prepared.origin.versions,
             "sigmas": prepared.policy.sigmas(prepared.recipe.rollout.steps).tolist(),
             "processes": prepared.processes.count,
         }
@@ -281,7 +282,7 @@ def _evaluate(prepared, folder, done, progress):
             main=prepared.trained_test,
             pictures=run.evaluation.pictures,
         )
-        weights = {name: whole(x).cpu() for name, x in policy.weights().items()}
+        weights = in_host_memory(policy.weights(), keep=processes.main)
         if processes.main:
             files.replace_folder(folder / policy.folder, partial(policy.save, weights=weights))
     if processes.main:

@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from flowrl import plan as plans
 from flowrl.part import nearest
-from flowrl.run import checkpoint, files, fingerprint, resume
+from flowrl.run import checkpoint, files, fingerprint, resume, scoring
 from flowrl.run.checkpoint import Found
 from flowrl.run.config import load, resolve
 from flowrl.run.evaluation import described
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
-from flowrl.run.prepare import evaluation_settings, load_policy, load_rewards, make_score, pick_device, read_prompts
+from flowrl.run.prepare import evaluation_settings, load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3
@@ -51,9 +53,10 @@ def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Cal
     """Prepare to score the held-out prompts of a run file; the function returned does it."""
     run = load(file, overrides)
     train, test, main, _ = read_prompts(run)
-    scorers = load_rewards(run, {}, train + test, pick_device(run.model.device))
-    score = make_score(scorers, train + test)
-    processes, policy = _policy(run, weights)
+    declared = scoring.declare(run, {})
+    processes = Processes(pick_device(run.model.device))
+    score = scoring.make_score(scoring.load(declared, train + test, processes.device), train + test)
+    policy = _policy(run, weights, processes.device)
     settings = evaluation_settings(run, run.build_recipe())
 
     def run_it():
@@ -68,7 +71,7 @@ def sample(file: str, overrides: Sequence[str], prompts: Sequence[str], weights:
     run = load(file, overrides)
     files.check_output(to, "--to")
     examples = [Example(p) for p in prompts] or read_prompts(run)[1][: run.evaluation.pictures]
-    _, policy = _policy(run, weights)
+    policy = _policy(run, weights, Processes(pick_device(run.model.device)).device)
     pictures = draw(policy, examples, evaluation_settings(run, run.build_recipe()))
     columns = run.evaluation.samples if run.evaluation.samples > 1 else min(8, len(pictures))
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +93,7 @@ def export(directory: Path, to: Path, which: str, merge: bool) -> Callable[[], s
     models = ({"model.path": x["model.path"]} for x in (found.facts["fingerprints"], fingerprint.take(run)))
     if fault := fingerprint.difference(*models):
         raise ValueError(f"{fault}. The weights belong to the model that was trained.")
-    _, policy = _policy(run, None)
+    policy = _policy(run, None, Processes(pick_device(run.model.device)).device)
 
     def run_it():
         groups = checkpoint.read(found.path)
@@ -118,9 +121,8 @@ def _chosen(directory: Path, run: Run, which: str) -> Found:
     return checkpoint.numbered(directory / "checkpoints", update)
 
 
-def _policy(run: Run, weights: Path | None) -> tuple[Processes, Policy]:
-    processes = Processes(pick_device(run.model.device))
-    policy = load_policy(run, processes.device)
+def _policy(run: Run, weights: Path | None, device: torch.device) -> Policy:
+    policy = load_policy(run, device)
     if weights is not None:
         policy.load(weights)
-    return processes, policy
+    return policy

@@ -47,7 +47,9 @@ def test_prompts_are_drawn_by_their_weight_and_never_twice():
 def test_the_prompt_nearest_to_the_proficiency_is_chosen():
     """Neither the easiest nor the hardest; of two equally near the first."""
     score = torch.tensor([0.1, 0.9, 0.45, 0.55, 0.3])
-    assert nearest_to_proficiency(score, torch.tensor(0.4)) == 2 and nearest_to_proficiency(score, torch.tensor(5.0)) == 1
+    assert (
+        nearest_to_proficiency(score, torch.tensor(0.4)) == 2 and nearest_to_proficiency(score, torch.tensor(5.0)) == 1
+    )
     assert nearest_to_proficiency(torch.tensor([2.0, 1.0, 1.0]), torch.tensor(1.5)) == 0
     for target in (0.0, 0.33, 0.8):
         chosen = nearest_to_proficiency(score, torch.tensor(target))

@@ -105,6 +105,23 @@ def test_a_reward_runs_without_gradient():
     assert not value.any()
 
 
+def test_a_reward_computes_on_the_gpu_of_the_thread_that_asks(monkeypatch):
+    """A new thread starts with the first GPU, whatever its parent has chosen."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: chosen.append((gpu, threading.current_thread())))
+    _ask(lambda images: chosen.append(("asked", threading.current_thread())) or [0.0] * 4)
+    (gpu, set_in), (asked, called_in) = chosen
+    assert (gpu, asked) == (3, "asked") and set_in is called_in is not threading.current_thread()
+
+
+def test_without_a_gpu_none_is_chosen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: pytest.fail("it would start CUDA"))
+    assert _ask(lambda images: [0.0] * 4)[1].all()
+
+
 def test_a_good_answer_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

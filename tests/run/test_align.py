@@ -124,6 +124,20 @@ def test_a_run_from_python_goes_on_from_python(base, pipe, tmp_path, loaded):
         align(base, updates=4, resume=True, **{**given, "prompts": [*PROMPTS, "a green cross"]})
 
 
+@pytest.mark.parametrize("part, name", [("transformer", "proj_out.weight"), ("vae", "decoder.layers.0.weight")])
+def test_a_run_does_not_go_on_from_another_pipeline(base, pipe, tmp_path, part, name):
+    """C31: an adapter belongs to the base that it was trained on, also where no file tells."""
+    settings = {**SMALL, "evaluation": {"prompts": 1, "steps": 1}, "output": tmp_path / "run"}
+    align(pipe, rewards=redness, prompts=PROMPTS, updates=1, **settings)
+    other = opened(base)
+    with torch.no_grad():
+        other.components[part].get_parameter(name).flatten()[0].add_(1)
+    with pytest.raises(
+        ValueError, match=rf"^model\.path has changed since the checkpoint \({part}, weights\): sha256 "
+    ):
+        align(other, rewards=redness, prompts=PROMPTS, updates=2, resume=True, **settings)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -190,7 +190,7 @@ def test_a_method_and_a_run_file_are_explained(command, run_file):
     assert command("explain", "branch_grpo").out.startswith("BranchGRPO: ")
     page = command("explain", run_file(recipe={"name": "flow_cps", "rollout.steps": 7})).out
     assert page.startswith("Flow-CPS: ") and "rollout.steps = 7" in page
-    assert "window(start=0, width=4)" in command("explain", "quickstart").out
+    assert "noising.draws = 6" in command("explain", "quickstart").out
 
 
 # What only a process of its own can show.

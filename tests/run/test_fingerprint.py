@@ -2,12 +2,15 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from flowrl.run import fingerprint
 from flowrl.run.config import from_dict
-from flowrl.run.fingerprint import MIB, difference, of_ends, of_file, of_model, take
+from flowrl.run.fingerprint import MIB, difference, of_ends, of_file, of_model, of_pipeline, take
 
 
 @pytest.fixture
@@ -83,6 +86,49 @@ def test_prompts_of_a_list_have_the_digest_of_the_file_that_the_run_writes(given
     assert "data.test" not in take(from_dict(given))
 
 
-def test_of_a_pipeline_in_memory_no_file_is_known(given):
-    given["model"]["path"] = "StableDiffusion3Pipeline"
-    assert take(from_dict(given), loaded=True)["model.path"] == {}
+class Part(nn.Module):
+    """A component of a pipeline: a matrix, a bias, and a configuration as diffusers keeps it."""
+
+    def __init__(self, seed, **config):
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.matrix = nn.Parameter(torch.randn(8, 12, generator=draw).bfloat16().float())
+        self.bias = nn.Parameter(torch.randn(3, generator=draw).bfloat16().float())
+        self.config = {"layers": 2, "_name_or_path": f"/somewhere/{seed}", **config}
+
+
+def made(**config):
+    parts = {"transformer": Part(0, **config), "vae": Part(1), "scheduler": object(), "text_encoder_3": None}
+    return SimpleNamespace(components=parts, transformer=parts["transformer"])
+
+
+def test_a_pipeline_in_memory_is_known_by_its_configuration_and_its_frozen_weights(given):
+    one = made()
+    before = take(from_dict(given), pipe=one)["model.path"]
+    assert list(before) == ["transformer, configuration", "transformer, weights", "vae, weights"]
+    assert before["transformer, weights"] != before["vae, weights"]
+    one.transformer.config["_name_or_path"] = "/elsewhere"
+    for part in ("transformer", "vae"):
+        one.components[part].double()
+    assert of_pipeline(one, "lora") == before, "neither its place nor a wider dtype makes another base"
+    assert of_pipeline(made(layers=3), "lora") | {"transformer, configuration": ""} == before | {
+        "transformer, configuration": ""
+    }
+    assert of_pipeline(made(layers=3), "lora") != before
+
+
+@pytest.mark.parametrize("part", ["transformer", "vae"])
+@pytest.mark.parametrize("name, place", [("matrix", (0, 0)), ("matrix", (5, 0)), ("bias", 2)])
+def test_another_weight_is_another_base(part, name, place):
+    """16 of 96 numbers are looked at, every sixth; of three all."""
+    one, before = made(), of_pipeline(made(), "lora")
+    with torch.no_grad():
+        getattr(one.components[part], name)[place] += 1
+    assert [n for n, x in of_pipeline(one, "lora").items() if x != before[n]] == [f"{part}, weights"]
+
+
+def test_weights_that_are_trained_as_a_whole_are_those_of_the_checkpoint():
+    one, before = made(), of_pipeline(made(), "full")
+    with torch.no_grad():
+        one.transformer.matrix.add_(1)
+    assert of_pipeline(one, "full") == before and list(before) == ["transformer, configuration", "vae, weights"]

@@ -11,8 +11,9 @@ import torch
 from flowrl.run import cli
 from flowrl.run.processes import Processes
 
+{before}
 def job():
-    process = Processes("cpu", timeout={timeout})
+    process = Processes("cpu", timeout={timeout}, sharded={sharded})
     gradients = [torch.ones(3), torch.ones(1000)]
     process.sum_(gradients)
     assert gradients[0].tolist() == [2.0] * 3
@@ -27,13 +28,38 @@ cli._running(job)
 print("ended well")
 """
 
+DEAF = """
+from flowrl.run import processes as module
+from flowrl.run.stopping import Stopped
+
+class Played(module.PartialState):
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.backend = "nccl"
+
+def deaf(collective):
+    def call(*given, **more):
+        try:
+            collective(*given, **more)
+        except RuntimeError:
+            if given and isinstance(given[-1], torch.distributed.ProcessGroup):
+                raise
+            time.sleep(1000)
+    return call
+
+module.PartialState = Played
+for name in ("all_reduce", "all_gather", "barrier"):
+    setattr(torch.distributed, name, deaf(getattr(torch.distributed, name)))
+"""  # NCCL is played by gloo: a peer that has gone is waited for without end, except in the side group
+
 
 @pytest.fixture
 def together(real_processes):
     """How each of two processes ended, where the second does something odd."""
 
-    def run(timeout=60, odd="pass", next="process.sum_(gradients)", ranks=(0, 1)):
-        return real_processes(START.format(timeout=timeout, odd=odd, next=next), ranks)
+    def run(timeout=60, odd="pass", next="process.sum_(gradients)", ranks=(0, 1), sharded=False, before=""):
+        code = START.format(timeout=timeout, odd=odd, next=next, sharded=sharded, before=before)
+        return real_processes(code, ranks)
 
     return run
 
@@ -56,6 +82,29 @@ def test_a_killed_process_ends_the_other_at_once_in_one_line(together, next, wha
     assert killed.code == -9 and one.code == 1 and one.out == "met\n"
     assert one.lines == [f"flowrl: another process ended or did not answer within 60 s, while {what}."]
     assert "Traceback" not in one.err and one.seconds < 50
+
+
+@pytest.mark.parametrize(
+    "next, what",
+    [
+        ("process.sum_(gradients)", "gradients were summed"),
+        ("process.wait()", "all were waited for"),
+    ],
+)
+def test_a_replica_that_stops_alone_is_noticed_although_nccl_is_deaf(together, next, what):
+    """The others would sit in a sum that no signal and no timeout of Python ends."""
+    one, stopped = together(odd="raise Stopped('interrupted', 143)", next=next, before=DEAF)
+    assert (stopped.code, one.code, one.out) == (143, 1, "met\n"), one.err
+    assert one.lines == [f"flowrl: another process ended or did not answer within 60 s, while {what}."]
+    assert "Traceback" not in one.err + stopped.err and one.seconds < 50
+
+
+def test_a_shard_that_sleeps_ends_the_other_after_the_timeout_of_the_run(together):
+    """Calls of the network are agreed on in a group of their own, whose default is half an hour."""
+    one, sleeper = together(timeout=5, odd="time.sleep(10)", next="process.agree(1)", sharded=True)
+    said = "another process ended or did not answer within 5 s, while they agreed on their calls."
+    assert (one.code, one.lines) == (1, [f"flowrl: {said}"]), one.err
+    assert sleeper.code == 1 and one.seconds < 45
 
 
 def test_a_process_that_sleeps_ends_the_other_after_the_timeout_and_itself_when_it_wakes(together):

@@ -1,5 +1,6 @@
 """Tables and sums across processes; one process is the first-class case, two run in tests/scripts/test_train.py."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from flowrl.run import processes as module
+from flowrl.run.peers import PeerLost
 from flowrl.run.processes import Processes
 
 
@@ -39,7 +41,8 @@ def together(monkeypatch):
 
         def member(index):
             one = object.__new__(Processes)
-            one.__dict__.update(index=index, count=count, main=index == 0, device=torch.device("cpu"), sharded=False)
+            one.__dict__.update(index=index, count=count, main=index == 0, device=torch.device("cpu"))
+            one.__dict__.update(sharded=False, _deaf=False)
             return one
 
         local = threading.local()
@@ -128,3 +131,51 @@ def test_sums_and_the_largest_are_the_same_everywhere(together):
 def test_shares_make_up_the_whole_in_order(together):
     """Three prompts on two processes."""
     assert together(2, lambda process: process.ranks().share("abc")) == [(0, "a"), (1, "bc")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (torch.distributed.DistNetworkError("broken pipe"), "while tables were gathered."),
+        (
+            RuntimeError("[/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer"),
+            "while tables were gathered.",
+        ),
+        (
+            torch.distributed.DistBackendError("NCCL error:\nCuda failure 'device-side assert triggered'"),
+            "while tables were gathered (NCCL error: Cuda failure 'device-side assert triggered').",
+        ),
+    ],
+)
+def test_a_fault_of_the_transport_is_a_lost_peer(fault, said):
+    alone = Processes("cpu", timeout=7)
+    with pytest.raises(PeerLost) as caught:
+        alone._meet(module.TABLES, raising(fault))
+    assert str(caught.value) == f"another process ended or did not answer within 7 s, {said}"
+    assert caught.value.__cause__ is fault
+
+
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("CUDA error: device-side assert triggered"), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_any_other_fault_is_ones_own_and_keeps_its_words(fault):
+    with pytest.raises(type(fault)) as caught:
+        Processes("cpu")._meet(module.TABLES, raising(fault))
+    assert caught.value is fault
+
+
+def raising(fault):
+    def meeting():
+        raise fault
+
+    return meeting
+
+
+def test_replicas_wait_for_nccl_on_the_host_and_shards_do_not(monkeypatch):
+    """FSDP2 gathers weights while the network computes."""
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    with pytest.raises(ValueError, match="nobody to share the weights with"):
+        Processes("cpu", sharded=True)
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
+    Processes("cpu")
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"

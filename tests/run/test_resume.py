@@ -360,6 +360,26 @@ def test_other_batch_sizes_are_accepted_with_a_warning(there, capsys):
     )
 
 
+def test_other_versions_are_named_in_one_warning(there, capsys, monkeypatch):
+    """The page of the recipe holds some of the code, and none of torch's."""
+    facts, _ = newest_of(there)
+    assert facts["versions"]["torch"] == torch.__version__ and len(facts["versions"]["flowrl"]) == 12
+    assert not [line for line in again(there).warnings if "version" in line]
+    now = {**facts["versions"], "flowrl": "0123456789ab", "torch": "9.9"}
+    monkeypatch.setattr(resume, "versions", lambda: now)
+    (line,) = [line for line in again(there).warnings if "version" in line]
+    assert (
+        f"torch {torch.__version__} is now 9.9" in line and f"flowrl {facts['versions']['flowrl']} is now 0123" in line
+    )
+    assert "diffusers" not in line and "\n" not in line
+    train(again(there, "budget.updates=3"))
+    assert f"warning: {line}" in capsys.readouterr().out and newest_of(there)[0]["versions"] == now
+
+
+def test_a_checkpoint_that_names_no_versions_is_gone_on_from_with_a_warning():
+    assert resume.other_versions({}, {"torch": "2.0"})[0].endswith(": torch unknown is now 2.0.")
+
+
 def test_another_way_to_measure_forgets_the_best_so_far(there):
     """A score of other prompts or of another reward cannot be compared."""
     found, _ = checkpoint.newest(there / "checkpoints")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowrl.run import sharding
 from flowrl.run.config import from_dict
 from flowrl.run.peers import sharded
 from flowrl.run.prepare import prepare
@@ -176,6 +177,17 @@ def test_a_bf16_base_with_fp32_trainables_is_shared_out_and_snapshots_swap_in_pl
     """D16 and D15: uneven shards too (seven rows on two processes); the network draws from what was exchanged."""
     for done in real_processes(MIXED):
         assert done.code == 0, done.err
+
+
+def test_weights_are_put_together_everywhere_and_copied_where_they_are_kept(monkeypatch):
+    """Putting together is a meeting; the copies of all processes of a machine would share its memory."""
+    put_together, x = [], torch.arange(6.0).reshape(2, 3).T
+    monkeypatch.setattr(sharding, "whole", lambda x: put_together.append(x.shape) or x)
+    assert sharding.in_host_memory({"a": x, "b": x}, keep=False) == {} and len(put_together) == 2
+    copies = sharding.in_host_memory({"a": x, "b": x}, keep=True)
+    x += 1
+    assert copies["a"].tolist() == copies["b"].tolist() == [[0, 3], [1, 4], [2, 5]] and len(put_together) == 4
+    assert copies["a"].is_contiguous(), "as safetensors wants it"
 
 
 def test_one_process_has_nobody_to_share_with():

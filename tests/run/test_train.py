@@ -22,8 +22,9 @@ from flowrl.part import part
 from flowrl.run import checkpoint, resume
 from flowrl.run.config import from_dict, load
 from flowrl.run.evaluation import sample
+from flowrl.run.metrics import Progress
 from flowrl.run.prepare import evaluation_settings, prepare
-from flowrl.run.train import train
+from flowrl.run.train import _evaluate, train
 from samplers import schedules
 
 
@@ -225,6 +226,32 @@ def elsewhere(tmp_path, monkeypatch):
 
 def weights_of(policy):
     return [parameter.detach().clone() for _, parameter in policy.trainable()]
+
+
+@pytest.mark.parametrize("main, copies", [(True, 1), (False, 0)])
+def test_only_the_process_that_writes_copies_the_weights_of_an_evaluation(
+    prepared, monkeypatch, tmp_path, main, copies
+):
+    """Eight copies of a model would have to fit into the memory of one machine."""
+    ready = prepared()
+    ready.processes.main = main
+    monkeypatch.setattr(ready.policy, "weights", lambda: {"x": CountsCopies(torch.ones(1))})
+    monkeypatch.setattr(ready.policy, "save", lambda folder, weights: folder.mkdir())
+    CountsCopies.copied = 0
+    (tmp_path / "samples").mkdir()
+    _evaluate(ready, tmp_path, 0, Progress(1, shown=False))
+    assert CountsCopies.copied == copies and (tmp_path / "adapter").is_dir() == main
+
+
+class CountsCopies(torch.Tensor):
+    """A weight that counts how often it goes to host memory."""
+
+    def cpu(self):
+        CountsCopies.copied += 1
+        return self
+
+    def to(self, *place, copy=False):
+        return self.cpu()
 
 
 def test_a_reward_that_fails_in_the_middle_of_an_evaluation_leaves_the_weights_as_they_were(prepared):

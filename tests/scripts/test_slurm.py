@@ -12,7 +12,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm.sh"
 PLAYED = {
     "srun": 'shift\nSLURM_NODEID=1 exec "$@"\n',
     "scontrol": 'if [ "$1" = show ]; then printf "node7\\nnode8\\n"; else echo "$@" >> requeued; fi\n',
-    "accelerate": 'echo "$@" > launched.part\nmv launched.part launched\n[ ! -f wait ] || exec sleep 60\nexit 3\n',
+    "accelerate": 'echo "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" > patience\necho "$@" > launched.part\n'
+    "mv launched.part launched\n[ ! -f wait ] || exec sleep 60\nexit 3\n",
 }
 
 
@@ -43,6 +44,8 @@ def test_a_new_run_is_launched_on_all_nodes_and_its_exit_code_is_the_jobs(submit
     assert "--main_process_ip node7 --main_process_port 20012 --mixed_precision no" in said
     assert said.endswith(" scripts/train.py my_run.yaml seed=3 output=runs/mine\n")
     assert not (tmp_path / "requeued").exists()
+    warning = int(SCRIPT.read_text().split("--signal=B:TERM@")[1].split()[0])
+    assert 200 < int((tmp_path / "patience").read_text()) < warning == 300, "torch's own is 30; then Slurm kills"
 
 
 def test_a_run_with_checkpoints_goes_on_as_it_was_described_first(submit, tmp_path):

@@ -32,10 +32,7 @@ def opened(path: Path, dtype: torch.dtype, full: bool) -> StableDiffusion3Pipeli
 
 def given(pipe: object, device: torch.device, dtype: torch.dtype | None) -> StableDiffusion3Pipeline:
     """A pipeline that is loaded already, all but its transformer cast to dtype; None: each part keeps its own."""
-    if not isinstance(pipe, StableDiffusion3Pipeline):
-        raise ValueError(
-            f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
-        )
+    accept(pipe)
     check(pipe, dtype or pipe.transformer.dtype)
     if dtype is None and pipe.transformer.dtype != torch.float32 and device.type == "cpu":
         raise ValueError(
@@ -46,6 +43,19 @@ def given(pipe: object, device: torch.device, dtype: torch.dtype | None) -> Stab
         if module is not pipe.transformer:
             cast(module, dtype)
     return pipe
+
+
+def accept(pipe: object) -> None:
+    """ValueError unless this is a pipeline that training can take over."""
+    if not isinstance(pipe, StableDiffusion3Pipeline):
+        raise ValueError(
+            f"model is a {type(pipe).__name__}: accepted is StableDiffusion3Pipeline, or the folder of one."
+        )
+    if pipe.get_list_adapters():
+        raise ValueError(
+            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
+            "and pipe.unload_lora_weights(), or load the base alone."
+        )
 
 
 def check(pipe: StableDiffusion3Pipeline, dtype: torch.dtype) -> None:
@@ -59,11 +69,6 @@ def check(pipe: StableDiffusion3Pipeline, dtype: torch.dtype) -> None:
         raise ValueError(
             f"scheduler {type(pipe.scheduler).__name__}: accepted is FlowMatchEulerDiscreteScheduler, whose sigmas "
             "are the flow's."
-        )
-    if pipe.get_list_adapters():
-        raise ValueError(
-            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
-            "and pipe.unload_lora_weights(), or load the base alone."
         )
 
 

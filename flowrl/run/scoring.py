@@ -1,0 +1,59 @@
+"""The rewards of a run: declared by name and weight, loaded onto a device, and called for the pictures of prompts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import rewards
+from flowrl.run import prompts
+from flowrl.run.settings import Run
+from flowrl.visual.policy import Example
+from flowrl.visual.trainer import Score
+
+
+def declare(run: Run, functions: Mapping[str, Callable]) -> list[rewards.Reward]:
+    """The rewards with nothing loaded: the function of each takes a device and makes the one that scores.
+
+    functions: reward functions by name, in the place of rewards.NAME.function
+    """
+    declared = []
+    for name, setting in run.rewards.items():
+        make = rewards.find(functions.get(name) or setting.function or name, **setting.numbers)
+        declared.append(rewards.Reward(name, make, setting.weight, setting.on_error, setting.deadline))
+    rewards.check_weights(declared)
+    return declared
+
+
+def load(
+    declared: Sequence[rewards.Reward], examples: Sequence[Example], device: str | torch.device
+) -> list[rewards.Reward]:
+    """The rewards on a device, each checked against the metadata of the prompts."""
+    loaded = [replace(reward, function=reward.function(device)) for reward in declared]
+    for reward in loaded:
+        rewards.check(reward, prompts.column_names(examples))
+    return loaded
+
+
+def weights_by_name(scorers: Sequence[rewards.Reward]) -> dict[str, float]:
+    """{column: weight}."""
+    names = [name for reward in scorers for name in rewards.column_names(reward)]
+    return dict(zip(names, rewards.check_weights(scorers).tolist(), strict=True))
+
+
+def trained_and_all(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> tuple[Score, Score]:
+    """(of the rewards that are trained, of all of them)."""
+    trained = [reward for reward in scorers if rewards.is_trained(reward)]
+    return make_score(trained, everybody), make_score(scorers, everybody)
+
+
+def make_score(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> Score:
+    """What the rewards say of images, one example each; metadata that any of `everybody` has is a column always."""
+    names = prompts.column_names(everybody)
+
+    def score(images: Tensor, examples: Sequence[Example], group: Tensor) -> rewards.RewardTable:
+        texts = [e.prompt for e in examples]
+        return rewards.score(scorers, images.cpu(), texts, group, prompts.columns(examples, names))
+
+    return score
