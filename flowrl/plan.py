@@ -48,9 +48,9 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     if not calls:
         raise ValueError(f"select: {recipe.select.name} leaves no decision to train at iteration {iteration}.")
     by_solver = sum(m.edges * (m.step_next - m.step - 1) for m in layout.moves if not m.noisy)
-    rollout_calls = sum(layout.frontier[:-1]) + by_solver
+    rollout_calls = len(layout.source.unique()) + by_solver
     if recipe.estimate is not None:  # of every state but the finals
-        rollout_calls += rollout_calls * (recipe.estimate.number("substeps") or 1)
+        rollout_calls += int(layout.kept.sum() - layout.finished.sum()) * (recipe.estimate.number("substeps") or 1)
     if recipe.pilot is not None:  # a deterministic picture of every candidate
         rollout_calls += prompts * recipe.pilot.number("candidates") * plan.steps
     if "best_velocity" in recipe.needs:
@@ -60,7 +60,7 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     passes = _rows(plan.guidance)
     once = _trained(recipe, layout, torch.stack(found.weights).sum(0), found.advantage)[1]
     return Counts(
-        leaves=len(layout.edge),
+        leaves=int(layout.finished.sum()),
         states=sum(layout.frontier),
         states_stored=int(layout.kept.sum()),
         edges=len(layout.source),
@@ -75,8 +75,9 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
 
 def _layout(plan, roots, steps, noisy):
     """The trees of a rollout."""
-    at_once = bool(plan.solver and noisy)
-    return tree_layout(roots, steps, noisy, plan.forks_at(noisy), apart=plan.apart, at_once=at_once)
+    forks, at_once = plan.forks_at(noisy), bool(plan.solver and noisy)
+    chosen = {t: torch.zeros(roots, dtype=torch.long) for t in forks} if plan.candidates else None
+    return tree_layout(roots, steps, noisy, forks, apart=plan.apart, at_once=at_once, chosen=chosen)
 
 
 def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
@@ -170,7 +171,7 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
             f"estimate: {len(noisy)} of {plan.steps} steps draw noise, and states are kept around those alone. Set "
             "rollout.noisy = all_but_last."
         )
-    if plan.leaves(noisy) < 2:
+    if plan.leaves(noisy) < 2 and not plan.candidates:
         raise ValueError(f"rollout.roots = {plan.roots} and rollout.forks = {dict(forks)} make groups of one.")
     for t, length in noisy.items():
         known = {"step": torch.tensor(t), "depth": depths(plan.steps, noisy, apart=plan.apart)[t]}

@@ -46,6 +46,7 @@ class Rollout:
     roots: int  # independent initial noises per prompt
     forks: Mapping[int, int] | Part = field(default_factory=dict)  # {step: children of each state}, or noisy -> that
     apart: bool = False  # every noisy step leaves the deterministic path by itself
+    candidates: bool = False  # of the children of a fork a random one goes on
     kernel: Part | None = None  # what a noisy step draws from
     density: Part | None = None  # log-prob of what was drawn
     noisy: Part | None = None  # which steps are noisy [and how many they span]; none: all follow the ODE
@@ -61,8 +62,8 @@ class Rollout:
         return self.forks(noisy=tuple(noisy)) if isinstance(self.forks, Part) else self.forks
 
     def leaves(self, noisy: Collection[int]) -> int:
-        """Rollouts of each prompt where these steps are noisy."""
-        forks = self.forks_at(noisy)
+        """Finished rollouts of each prompt where these steps are noisy."""
+        forks = {} if self.candidates else self.forks_at(noisy)
         children = [forks.get(t, 1) for t in noisy]
         return self.roots * (sum(children) if self.apart and children else prod(children))
 

@@ -143,6 +143,11 @@ def _check_table(recipe):
     for name in _KERNEL[1:]:
         if name in asked and plan.kernel is None:
             raise ValueError(f"a part asks for {name!r}, but nothing is drawn: set rollout.noisy and rollout.kernel.")
+    if plan.candidates and (plan.apart or plan.solver or not plan.forks or recipe.estimate is None):
+        raise ValueError(
+            "rollout.candidates: the children of rollout.forks are compared where they arrive. Set rollout.forks, "
+            "estimate and credit = siblings, and take out rollout.apart and rollout.solver."
+        )
     if plan.apart and plan.noisy is None:
         raise ValueError("rollout.apart has no effect: no step draws noise (rollout.noisy).")
     if plan.noisy is not None and "forks" in plan.noisy.needs and isinstance(plan.forks, Part):

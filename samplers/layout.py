@@ -20,12 +20,13 @@ class Move:
     step: int
     step_next: int
     noisy: bool
-    parents: slice  # of the states of the level, in the order in which they arrive
+    parents: slice | Int[Tensor, " P"]  # of the states of the level, in the order in which they arrive
     children: int  # of each parent, consecutive
 
     @property
     def edges(self) -> int:
-        return (self.parents.stop - self.parents.start) * self.children
+        count = self.parents.stop - self.parents.start if isinstance(self.parents, slice) else len(self.parents)
+        return count * self.children
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class TreeLayout:
         return self.frontier[0] + torch.cat([torch.arange(first[i], first[i + 1]) for i in self.arrivals[t]])
 
     @property
+    def finished(self) -> Bool[Tensor, " N"]:
+        """The leaves that reach the end."""
+        return self.step_next[self.edge.max(1).values] == self.edge.shape[1]
+
+    @property
     def final(self) -> Int[Tensor, " N"]:
         """State of each leaf."""
         return self.frontier[0] + self.edge.max(1).values
@@ -73,6 +79,7 @@ def tree_layout(
     *,
     apart: bool = False,
     at_once: bool = False,
+    chosen: Mapping[int, Int[Tensor, " R"]] | None = None,
 ) -> TreeLayout:
     """The tables of `roots` trees.
 
@@ -81,13 +88,19 @@ def tree_layout(
     apart: every noisy step leaves the deterministic path of its root by itself, and its children follow the ODE to the
            end; else the noisy steps follow each other on every path
     at_once: the way from where the last noise lands to the end is one edge, which a multi-step solver walks
+    chosen: {noisy step: which child of each root goes on}: the others are leaves that end there, after the one that
+            reaches the end
     """
     jumps, forks = lengths(noisy), dict(forks or {})
     _check(steps, jumps, forks, apart)
     assert not (apart and at_once), "steps that stand apart do not land together"
     landing = max((t + length for t, length in jumps.items()), default=0) if at_once else steps
-    moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart, landing)
-    return _tables(roots, steps, moves, arrivals, frontier, jumps if apart else None)
+    if chosen is not None:
+        assert not apart and not at_once and set(jumps.values()) <= {1}, "candidates are drawn step by step"
+        moves, arrivals, frontier = _moves_of_candidates(roots, steps, forks, chosen)
+    else:
+        moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart, landing)
+    return _tables(roots, steps, moves, arrivals, frontier, jumps if apart else None, chosen)
 
 
 def lengths(noisy: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
@@ -129,7 +142,17 @@ def _moves(roots, steps, jumps, forks, apart, landing):
     return tuple(moves), tuple(map(tuple, arrivals)), tuple(frontier)
 
 
-def _tables(roots, steps, moves, arrivals, frontier, jumps):
+def _moves_of_candidates(roots, steps, forks, chosen):
+    """One path for each root, and at every noisy step the children that leave it."""
+    moves, frontier, alive = [], [roots], slice(0, roots)
+    for t in range(steps):
+        moves.append(Move(t, t + 1, t in chosen, alive, forks.get(t, 1)))
+        frontier.append(moves[-1].edges)
+        alive = torch.arange(roots) * forks[t] + chosen[t] if t in forks else slice(0, roots)
+    return tuple(moves), ((), *((t,) for t in range(steps))), tuple(frontier)
+
+
+def _tables(roots, steps, moves, arrivals, frontier, jumps, chosen):
     """Follow the moves with numbers in the place of latents."""
     start = torch.arange(roots), torch.arange(roots), torch.full((roots, steps), -1)
     reached, columns, edges = [], [], 0  # (state, root, path of edges to it) of the edges of each move
@@ -143,7 +166,12 @@ def _tables(roots, steps, moves, arrivals, frontier, jumps):
         facts = (torch.full((len(own),), x) for x in (move.step, move.step_next, move.noisy))
         columns.append((source, *facts, root))
     source, step, step_next, noisy, root = map(torch.cat, zip(*columns, strict=True))
-    _, leaf_root, edge = map(torch.cat, zip(*(reached[i] for i in arrivals[steps]), strict=True))
+    ends = [reached[i] for i in arrivals[steps]]
+    for move, (state, *rest) in zip(moves, reached, strict=True):
+        if chosen is not None and move.children > 1:
+            left = torch.ones(roots, move.children).scatter(1, chosen[move.step][:, None], 0).flatten() > 0
+            ends.append([x[left] for x in (state, *rest)])
+    _, leaf_root, edge = map(torch.cat, zip(*ends, strict=True))
     drawn = (edge >= 0) & noisy[edge]
     branch = torch.searchsorted(torch.tensor(list(jumps)), drawn.int().argmax(1)) if jumps else leaf_root * 0
     order = (leaf_root * (len(jumps or ()) + 1) + branch).argsort(stable=True)

@@ -6,7 +6,7 @@ A straight rollout is the tree that never forks: R = N and no edge id repeats in
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from samplers import density as densities
 from samplers import noise as noises
+from samplers.candidates import random_one
 from samplers.kernels import bind, ode, spread
 from samplers.layout import depths, tree_layout
 
@@ -41,11 +42,12 @@ class RolloutTree:
     prompt: Int[Tensor, " N"]
     root: Int[Tensor, " N"]  # which of the latents given each leaf descends from
     group: Int[Tensor, " N"]  # comparison set of each leaf
-    final: Int[Tensor, " N"]  # row of `states` at sigma = 0
+    final: Int[Tensor, " N"]  # row of `states` where it ends
+    finished: Bool[Tensor, " N"]  # at sigma = 0; not a candidate that was not gone on from
 
-    def leaves(self) -> Float[Tensor, "N *L"]:
+    def leaves(self) -> Float[Tensor, "M *L"]:
         """The finished latents."""
-        return self.states[self.final.to(self.states.device)]
+        return self.states[self.final[self.finished].to(self.states.device)]
 
 
 @torch.no_grad()
@@ -59,6 +61,7 @@ def rollout(
     noisy: Mapping[int, int] | Sequence[int] = (),
     forks: Mapping[int, int] | None = None,
     apart: bool = False,
+    candidates: bool = False,
     density: Callable = densities.gaussian,
     noise: Callable = noises.independent,
     generators: Sequence[torch.Generator] = (),
@@ -72,6 +75,7 @@ def rollout(
     kernel:     of the noisy steps, its numbers bound; what it asks of the schedule (samplers.kernels) is filled in.
                 The other steps take the ODE
     noisy, forks, apart: see samplers.layout.tree_layout
+    candidates: of the children of a fork a random one goes on, by the generator of its root; the others end there
     density:    (next_latents, mean[, std]) -> log_prob [B]
     noise:      how siblings' noise relates (samplers.noise)
     generators: one private CPU generator per root; all noise is drawn before the first step
@@ -81,9 +85,10 @@ def rollout(
     solver:     (velocity, latents, prompt, sigmas) -> finals, in the place of Euler steps after the last noisy one
     """
     group, steps = prompt if group is None else group, len(sigmas) - 1
-    layout = tree_layout(len(latents), steps, noisy, forks, apart=apart, at_once=bool(solver and noisy))
     if noisy and len(generators) != len(latents):
         raise ValueError(f"{len(generators)} generators for {len(latents)} roots: give one per root.")
+    chosen = _choose(forks, generators) if candidates else None
+    layout = tree_layout(len(latents), steps, noisy, forks, apart=apart, at_once=bool(solver and noisy), chosen=chosen)
     group = group[layout.leaf_root] * (len(noisy) if apart else 1) + layout.branch
     depth = depths(steps, noisy, apart=apart)
     in_batches = partial(_in_batches, velocity, batch_size)
@@ -97,8 +102,11 @@ def rollout(
     for t in (t for t in range(steps) if layout.frontier[t]):
         latents, ids = torch.cat([reached.pop(i) for i in layout.arrivals[t]]) if t else latents, layout.level(t)
         levels[t] = _only(latents, kept[ids])
-        sigma = sigmas[t].to(latents.device).expand(len(latents))
         moves = [(i, move) for i, move in enumerate(layout.moves) if move.step == t]
+        if candidates:  # those that ended here are seen by nobody
+            latents, ids = latents[moves[0][1].parents], ids[moves[0][1].parents]
+            moves = [(i, replace(move, parents=slice(0, len(ids)))) for i, move in moves]
+        sigma = sigmas[t].to(latents.device).expand(len(latents))
         if solver is not None and moves[0][1].step_next == steps:
             reached[moves[0][0]] = latents = solver(in_batches, latents, prompt[root[ids]], sigmas[t:])
             log_prob.append(torch.full((len(latents),), torch.nan, device=latents.device))
@@ -139,12 +147,19 @@ def _assemble(layout, levels, sigmas, prompt, group, depth, log_prob):
         root=layout.leaf_root,
         group=group,
         final=row[layout.final],
+        finished=layout.finished,
     )
 
 
 def _only(latents, kept):
     """The rows that are kept, without a copy where that is all of them."""
     return latents if bool(kept.all()) else latents[kept.to(latents.device)]
+
+
+def _choose(forks, generators):
+    """{step: which child of each root goes on}."""
+    drawn = [[random_one(torch.empty(1, n), generator=g) for n in forks.values()] for g in generators]
+    return {t: torch.cat([each[i] for each in drawn]) for i, t in enumerate(forks)}
 
 
 def _draw(layout, noise, generators, latents):

@@ -32,21 +32,42 @@ def along_paths(
     """
     if recipe.estimate is None:
         return table, None
-    leaf, edge = per_edge(tree, torch.arange(len(tree.edge))), tree.edge
-    _, first = torch.unique(tree.source, return_inverse=True)
-    one = torch.full((int(first.max()) + 1,), -1).scatter(0, first, torch.arange(len(first)))  # an edge of each state
-    value, valid = torch.zeros(len(one)), torch.zeros(len(one), dtype=torch.bool)
-    for rows in torch.arange(len(one)).split(len(edge)):
-        at = one[rows]
-        latents = tree.states[tree.source[at].to(tree.states.device)]
-        sigma = tree.sigmas[tree.step[at]].to(latents.device)
-        clean = recipe.estimate(latents=latents, sigma=sigma, prompt=tree.edge_prompt[at], velocity=velocity)
-        found = score(decode(clean), [examples[i] for i in leaf[at].tolist()], tree.group[leaf[at]])
+    finals, edge = tree.final[tree.finished], tree.edge
+    value, valid = torch.zeros(len(tree.states)), torch.ones(len(tree.states), dtype=torch.bool)
+    value[finals], valid[finals] = table.total()[tree.finished].to(value), table.valid[tree.finished]
+    sigma, prompt, leaf = _of_states(tree)
+    others = torch.ones(len(value), dtype=torch.bool).scatter(0, finals, 0).nonzero()[:, 0]
+    for rows in others.split(max(int(tree.finished.sum()), 1)):
+        latents = tree.states[rows.to(tree.states.device)]
+        known = {"latents": latents, "sigma": sigma[rows].to(latents.device), "prompt": prompt[rows]}
+        clean = recipe.estimate(**known, velocity=velocity)
+        found = score(decode(clean), [examples[i] for i in leaf[rows].tolist()], tree.group[leaf[rows]])
         value[rows], valid[rows] = found.total().to(value), found.valid
-    before = torch.where(edge >= 0, first[edge], -1)
-    scored = torch.where(edge >= 0, valid[before], True).all(1)
-    states = torch.cat([torch.where(edge >= 0, value[before], torch.nan), table.total().to(value)[:, None]], 1)
+    taken, last = edge >= 0, tree.step_next[edge.max(1).values]
+    states = torch.full((len(edge), edge.shape[1] + 1), torch.nan)
+    states[:, :-1][taken] = value[tree.source[edge[taken]]]
+    states = states.scatter(1, last[:, None], value[tree.final][:, None])
+    scored = torch.where(taken, valid[tree.source[edge]], True).all(1) & valid[tree.final]
     return replace(table, valid=table.valid & scored), states.to(table.value.dtype)
+
+
+def score_finished(tree: RolloutTree, examples: Sequence[Example], decode: Callable, score: Callable) -> RewardTable:
+    """What the rewards say of the finished pictures; a candidate that ended before is told what its path came to."""
+    rows = tree.finished.nonzero()[:, 0]
+    table = score(decode(tree.leaves()), [examples[i] for i in rows.tolist()], tree.group[rows])
+    of_leaf = tree.finished.cumsum(0) - 1  # a root's finished leaf comes first
+    return replace(table, value=table.value[of_leaf], valid=table.valid[of_leaf], group=tree.group)
+
+
+def _of_states(tree):
+    """(sigma, prompt, a leaf) of every state that was kept."""
+    leaf, count = per_edge(tree, torch.arange(len(tree.edge))), len(tree.states)
+    out = tree.sigmas.new_zeros(count), tree.prompt.new_zeros(count), leaf.new_zeros(count)
+    for end, step in ((tree.source, tree.step), (tree.target, tree.step_next)):
+        kept = end >= 0
+        for table, x in zip(out, (tree.sigmas[step], tree.edge_prompt, leaf), strict=True):
+            table[end[kept]] = x[kept]
+    return out
 
 
 @torch.no_grad()

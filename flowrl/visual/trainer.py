@@ -11,7 +11,7 @@ from flowrl.assign import Assigned
 from flowrl.recipe import Recipe
 from flowrl.train_step import train_step
 from flowrl.visual.duplicates import refuse_duplicates
-from flowrl.visual.paths import along_paths, of_best_paths, per_edge
+from flowrl.visual.paths import along_paths, of_best_paths, per_edge, score_finished
 from flowrl.visual.pilot import pilot
 from flowrl.visual.points import Column, Drawn
 from flowrl.visual.policy import Example, Policy
@@ -68,7 +68,7 @@ def update(
         if iteration == 0:
             refuse_duplicates(tree, of_leaf)
         velocity = in_step(policy, ranks, len(of_root), batch_size)
-        table = score(policy.decode(tree.leaves()), of_leaf, tree.group)
+        table = score_finished(tree, of_leaf, policy.decode, score)
         table, states = along_paths(recipe, tree, table, of_leaf, velocity, policy.decode, score)
         columns = of_best_paths(recipe, tree, table, velocity)
     rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
@@ -173,6 +173,7 @@ def roll_out(
         noisy=noisy,
         forks=plan.forks_at(noisy),
         apart=plan.apart,
+        candidates=plan.candidates,
         generators=[randomness.generator(seed, iteration, "step noise", *m) for m in members],
         group=group,
     )

@@ -204,6 +204,22 @@ def stepwise_flow_grpo() -> Recipe:
     )
 
 
+def drm_stepwise() -> Recipe:
+    """DRM, step-wise GRPO: six candidates a step, compared by the reward of where they lead.  https://github.com/jjaxonx/DRM
+
+    A random one goes on. Its rewards see a one-step clean estimate; its own sees the noisy latents (OUR READING).
+    """
+    return flow_grpo().but(
+        rollout={"roots": 4, "forks": part(fork_plans.every_noisy, children=6), "candidates": True},
+        estimate=part(estimates.clean_estimate, substeps=1),
+        advantage=part(outcome.raw),
+        credit=part(steps.siblings, ddof=1, eps=1e-8, clamp=5.0),
+        weight=part(weights.edge_mean),
+        penalties=(),
+        snapshots={},
+    )
+
+
 def sage_grpo() -> Recipe:
     """SAGE-GRPO: exact noise, steps of equal gradient, a moving anchor and a coefficient that adapts.  arXiv:2603.21872
 
