@@ -86,11 +86,12 @@ def sample(
     prompt: Annotated[list[str] | None, typer.Option(help="what to draw; may be repeated")] = None,
     weights: Annotated[Path | None, typer.Option(help="adapter/ or model/ of a run; default: the base model")] = None,
     to: Annotated[Path, typer.Option(help="picture to write")] = Path("sample.png"),
+    guide: Annotated[int, typer.Option(help="draws of every step, of which the run's rewards choose one")] = 1,
 ) -> None:
     """Draw pictures of prompts, or of the first held-out ones."""
     from flowrl.run.use import sample as start
 
-    print(start(run, overrides or (), prompt or [], weights, to))
+    print(start(run, overrides or (), prompt or [], weights, to, guide))
 
 
 @app.command()

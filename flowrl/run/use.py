@@ -14,6 +14,7 @@ from flowrl.run.config import load, resolve
 from flowrl.run.evaluation import described
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
+from flowrl.run.guidance import sample_guided
 from flowrl.run.prepare import evaluation_settings, load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Lora, Run
@@ -66,13 +67,26 @@ def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Cal
     return run_it
 
 
-def sample(file: str, overrides: Sequence[str], prompts: Sequence[str], weights: Path | None, to: Path) -> str:
-    """Write a grid of pictures, a row per prompt if there are several samples, and say where."""
+def sample(
+    file: str, overrides: Sequence[str], prompts: Sequence[str], weights: Path | None, to: Path, guide: int = 1
+) -> str:
+    """Write a grid of pictures, a row per prompt if there are several samples, and say where.
+
+    guide: draws of every step, of which the run's rewards choose one; 1: no guidance, and along the ODE
+    """
     run = load(file, overrides)
     files.check_output(to, "--to")
+    if guide < 1:
+        raise ValueError(f"--guide {guide}: expected 1 or more draws of every step.")
     examples = [Example(p) for p in prompts] or read_prompts(run)[1][: run.evaluation.pictures]
-    policy = _policy(run, weights, Processes(pick_device(run.model.device)).device)
-    pictures = draw(policy, examples, evaluation_settings(run, run.build_recipe()))
+    recipe, device = run.build_recipe(), Processes(pick_device(run.model.device)).device
+    settings = evaluation_settings(run, recipe)
+    if guide > 1:
+        score = scoring.make_score(scoring.load(scoring.declare(run, {}), examples, device), examples)
+        policy = _policy(run, weights, device)
+        pictures = sample_guided(policy, examples, settings, recipe, score, count=guide)
+    else:
+        pictures = draw(_policy(run, weights, device), examples, settings)
     columns = run.evaluation.samples if run.evaluation.samples > 1 else min(8, len(pictures))
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     media.save_png(media.picture_grid(pictures, columns=columns, scale=max(96 // pictures.shape[-1], 1)), to)

@@ -56,7 +56,8 @@ def score_finished(tree: RolloutTree, examples: Sequence[Example], decode: Calla
     rows = tree.finished.nonzero()[:, 0]
     table = score(decode(tree.leaves()), [examples[i] for i in rows.tolist()], tree.group[rows])
     of_leaf = tree.finished.cumsum(0) - 1  # a root's finished leaf comes first
-    return replace(table, value=table.value[of_leaf], valid=table.valid[of_leaf], group=tree.group)
+    valid = table.valid[of_leaf] | ~tree.finished
+    return replace(table, value=table.value[of_leaf], valid=valid, group=tree.group)
 
 
 def _of_states(tree):

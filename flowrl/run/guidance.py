@@ -1,0 +1,52 @@
+"""Pictures whose every step was chosen by the rewards among several draws."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl import randomness
+from flowrl.part import part
+from flowrl.recipe import Recipe
+from flowrl.run.evaluation import Settings
+from flowrl.visual.policy import Example, Policy
+from flowrl.visual.trainer import Score
+from samplers import kernels
+from samplers.guided import guided
+
+
+def sample_guided(
+    policy: Policy, examples: Sequence[Example], settings: Settings, recipe: Recipe, score: Score, *, count: int
+) -> Float[Tensor, "N 3 H W"]:
+    """`samples` pictures of each example, from the noise of an evaluation.
+
+    `count` draws a step, by the recipe's kernel or Flow-SDE's where it draws nothing (OUR READING); the rewards see the
+    one-step clean estimates.
+    """
+    policy.guidance = settings.guidance
+    kernel = (recipe.rollout.kernel or part(kernels.flow_sde, eta=0.7)).bound
+    pictures, per_chunk = [], max(settings.batch_size // (settings.samples * count), 1)
+    for first in range(0, len(examples), per_chunk):
+        chunk = examples[first : first + per_chunk]
+        names = [(first + i, s) for i in range(len(chunk)) for s in range(settings.samples)]
+        noise = [policy.noise(1, randomness.generator(settings.seed, "evaluation", *name)) for name in names]
+        drawn_for = [example for example in chunk for _ in range(settings.samples * count)]
+        group = torch.arange(len(names)).repeat_interleave(count)
+
+        def worth(clean, drawn_for=drawn_for, group=group):
+            table = score(policy.decode(clean), drawn_for, group)
+            return torch.where(table.valid, table.total(), -torch.inf)
+
+        finals = guided(
+            policy.velocity,
+            torch.cat(noise),
+            policy.encode(chunk).repeat_interleave(settings.samples),
+            policy.sigmas(settings.steps),
+            kernel,
+            worth,
+            count=count,
+            generators=[randomness.generator(settings.seed, "guidance", *name) for name in names],
+        )
+        pictures.append(policy.decode(finals).cpu())
+    return torch.cat(pictures)

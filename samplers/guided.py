@@ -1,0 +1,44 @@
+"""Sampling that lets a reward choose at every step: DRM's step-wise sampling.  https://github.com/jjaxonx/DRM"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.candidates import best_one
+from samplers.kernels import bind, ode, spread
+
+
+@torch.no_grad()
+def guided(
+    velocity: Callable,
+    latents: Float[Tensor, "B *L"],
+    prompt: Int[Tensor, " B"],
+    sigmas: Float[Tensor, " T1"],
+    kernel: Callable,
+    score: Callable,
+    *,
+    count: int,
+    generators: Sequence[torch.Generator],
+) -> Float[Tensor, "B *L"]:
+    """The finals: at every step but the last `count` draws of each state, of which the best scored goes on.
+
+    velocity:   (latents, sigma, prompt) -> [B, *L]; asked once for every draw, and what goes on keeps its own
+    score:      clean estimates [B * count, *L], the draws of a state next to each other -> [B * count]
+    generators: one private CPU generator per row
+    """
+    steps, rows = len(sigmas) - 1, len(latents)
+    v = velocity(latents, sigmas[:1].to(latents.device).expand(rows), prompt)
+    for t in range(steps - 1):
+        sigma, sigma_next = (sigmas[i].to(latents.device).expand(rows) for i in (t, t + 1))
+        step = bind(kernel, sigmas=sigmas, step=torch.tensor(t), steps=steps, depth=torch.tensor(t))
+        mean, std = (x.repeat_interleave(count, 0) for x in step(latents, v, sigma, sigma_next))
+        noise = [torch.randn(count, *latents.shape[1:], generator=g) for g in generators]
+        drawn = mean + spread(std, mean) * torch.cat(noise).to(mean)
+        level = sigma_next.repeat_interleave(count)
+        ahead = velocity(drawn, level, prompt.repeat_interleave(count))
+        worth = score(drawn - spread(level, drawn) * ahead).view(rows, count)
+        chosen = torch.arange(rows) * count + best_one(worth).cpu()
+        latents, v = drawn[chosen.to(drawn.device)], ahead[chosen.to(drawn.device)]
+    return ode(latents, v, sigmas[-2].to(latents.device).expand(rows), sigmas[-1].to(latents.device).expand(rows))[0]
