@@ -36,6 +36,10 @@ def recipe_functions():
 
 
 NOT_COMPARING = {"reward_itself", "best_of_group", "against_history", "against_expected", "gain"}
+REPRESENTATIVE = {  # recipes whose way through the loop no other one takes; the others differ by a pure function
+    *("flow_grpo", "dance_grpo", "branch_grpo", "flow_dppo", "chunk_grpo", "e_grpo", "mix_grpo_flash", "drm_stepwise"),
+    *("stepwise_flow_grpo", "dynamic_tree_rpo", "sage_grpo", "adagrpo", "diffusion_nft", "v_grpo", "dgpo"),
+}
 FAMILIES = {  # parameter of a test: which recipes it runs through
     # that compare pictures: not those that take a reward as it is, or compare it with earlier ones, or compare steps
     "comparing": lambda recipe: not {recipe.advantage.name, recipe.credit.name} & NOT_COMPARING,
@@ -49,7 +53,10 @@ def pytest_generate_tests(metafunc):
     `public` runs through the functions of @pytest.mark.menu(...).
     """
     if "recipe_function" in metafunc.fixturenames:
-        metafunc.parametrize("recipe_function", recipe_functions(), ids=lambda f: f.__name__)
+        some = metafunc.definition.get_closest_marker("representative")
+        marks = {f: [pytest.mark.slow] * (f.__name__ not in REPRESENTATIVE) if some else [] for f in recipe_functions()}
+        found = [pytest.param(f, id=f.__name__, marks=marks[f]) for f in recipe_functions()]
+        metafunc.parametrize("recipe_function", found)
     for name in FAMILIES.keys() & set(metafunc.fixturenames):
         found = [pytest.param(f(), id=f.__name__) for f in recipe_functions() if FAMILIES[name](f())]
         metafunc.parametrize(name, found)
@@ -60,6 +67,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "representative: the recipes that are not in REPRESENTATIVE are slow here")
     config.addinivalue_line(
         "markers", "menu(package, ...): `public` runs through the public functions of these packages"
     )

@@ -11,8 +11,8 @@ from flowrl import plan
 from flowrl.part import nearest
 from flowrl.recipe import Recipe
 from flowrl.recipes import catalogue, describe
-from flowrl.run import checkpoint, config, files, resume, tree_chart
-from flowrl.run.prepare import load_policy, load_rewards, make_scores, pick_device, read_prompts
+from flowrl.run import checkpoint, config, files, resume, scoring, tree_chart
+from flowrl.run.prepare import load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Run
 from flowrl.run.tree_chart import Grown
@@ -65,6 +65,8 @@ def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path |
     run, recipe, iteration = chosen.run, chosen.run.build_recipe(), chosen.iteration
     to = output or Path(f"{chosen.key}-tree.svg")
     files.check_output(to, "--output")
+    if recipe.rollout.candidates:
+        raise ValueError(f"{chosen.key}: candidates that end before the picture cannot be drawn.")
     counts = plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed, iteration=iteration)
     if counts.leaves > tree_chart.MOST:
         raise ValueError(
@@ -117,7 +119,8 @@ def _asked(run, prompt, device):
     known = {e.prompt: e for e in [*test, *train]}
     example = train[0] if prompt is None else known.get(prompt, Example(prompt))
     try:
-        score, _ = make_scores(load_rewards(run, {}, [example], device), [example])
+        loaded = scoring.load(scoring.declare(run, {}), [example], device)
+        score, _ = scoring.trained_and_all(loaded, [example])
     except ValueError as error:
         hint = "" if prompt in (None, *known) else f" --prompt {prompt!r} is none of the run's, so it has no metadata."
         raise ValueError(f"{error}{hint}") from None

@@ -61,6 +61,7 @@ def run(recipe_function, file, tmp_path):
     return make
 
 
+@pytest.mark.representative
 def test_a_method_runs_two_updates_on_the_base(run, recipe_function):
     """C21, C23, C24: finite, on-policy within rounding although rollout and training have other batch shapes."""
     small = run(budget={"updates": 2, "prompts_per_update": 2, "batch_size": 5, "micro_batch": 7})
@@ -75,6 +76,7 @@ def test_a_method_runs_two_updates_on_the_base(run, recipe_function):
         assert line["backwards"] > 0 and line["learning_rate"] == 3e-4
 
 
+@pytest.mark.representative
 def test_the_ratio_is_exactly_one_at_equal_batch_shapes(run, loop):
     """C21: every call of rollout and training has one row."""
     small = run()
@@ -87,6 +89,7 @@ def test_the_ratio_is_exactly_one_at_equal_batch_shapes(run, loop):
     assert log["ratio/deviation"] == 0.0
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("weights", ["lora", "full"])
 def test_micro_batches_leave_the_gradient_as_it_is(run, loop, weights):
     """C14, C18: five calls at a time or all at once, ||dg|| <= 2e-6 ||g||; the adapter is moved off its zero first.

@@ -195,6 +195,7 @@ class Thread:
             gradient.copy_(sum(shares))
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize(("count", "examples"), [(2, 4), (2, 3), (3, 4)])
 def test_several_ranks_give_the_gradient_of_one(toy, loop, recipe, count, examples):
     """C14, C18: ragged shares too: the table is global, only latents stay local."""
