@@ -36,6 +36,7 @@ def cut(recipe):
     else:
         changes["rollout.forks"] = {t: min(n, 2) for t, n in list(recipe.rollout.forks.items())[:2]}
     changes |= {"noising.draws": min(recipe.noising.draws, 4)} if recipe.noising else {}
+    changes |= {"pilot.candidates": 1, "rollout.noisy.at": [0, 2]} if recipe.pilot else {}
     return changes | ({"chunks.sizes": [2, 3]} if recipe.chunks else {})
 
 
@@ -71,7 +72,8 @@ def test_a_method_runs_two_updates_on_the_base(run, recipe_function):
         assert all(math.isfinite(x) for name, x in line.items() if name not in ("on_policy", "evaluation")), line
     for line in lines[1:]:
         assert line["param_delta_norm"] > 0 and line["grad_norm"] > 0
-        assert line["on_policy"] is (recipe_function().rollout.drawn_by(0) == "current")
+        alone = recipe_function().rollout.drawn_by(0) == "current" and recipe_function().update.name == "once"
+        assert line["on_policy"] is alone
         assert 0 <= line["ratio/deviation"] <= 1e-5 and line["reward_std/redness"] > 0
         assert line["backwards"] > 0 and line["learning_rate"] == 3e-4
 
