@@ -36,7 +36,7 @@ def shell(*command, cwd, timeout=120, **environment):
     [
         (
             "recipe.name=flow_grop",
-            ["recipe.name = 'flow_grop'", "Did you mean 'flow_grpo'?", "Recipes: awm,"],
+            ["recipe.name = 'flow_grop'", "Did you mean 'flow_grpo'?", "Recipes: adagrpo, awm,"],
         ),
         ("learning_rate=1e-4", ["learning_rate: no such setting.", "There is 'optimizer.learning_rate'."]),
         ("num-epochs=3", ["num-epochs: no such setting.", "Settings here: model, data,"]),

@@ -66,7 +66,7 @@ def test_a_run_draws_the_tree_of_its_next_update_with_its_own_weights(command, q
 def test_the_weights_of_a_tree_are_those_that_draw_at_the_checkpoint(quick, toy):
     """The current ones, or those of the snapshot that rolls out."""
     chosen, policy = draw.subject(str(quick.folder), []), toy()
-    assert (chosen.iteration, chosen.key) == (2, "flow_grpo")
+    assert (chosen.iteration, chosen.key) == (2, "awm")
     weights = {name: torch.full_like(p, 2.0) for name, p in policy.trainable()}
     old = {f"old/{name}": torch.full_like(p, 3.0) for name, p in policy.trainable()}
     groups = {"weights": weights, "snapshots": old, "memory": {"seen": torch.ones(1)}}

@@ -1,16 +1,22 @@
-"""Every recipe on two real processes, replicas and shards: the gradient and the next weights of one process."""
+"""Recipes on two real processes, replicas and shards: the gradient and the next weights of one process.
+
+Those whose way through the loop no other one takes; tests/visual/test_trainer.py has all, with threads for processes.
+"""
 
 import json
 
 import pytest
 import torch
 
-from flowrl.recipes import catalogue
+NAMES = [
+    *("flow_grpo", "dance_grpo", "branch_grpo", "flow_dppo", "chunk_grpo", "e_grpo", "mix_grpo_flash", "drm_stepwise"),
+    *("stepwise_flow_grpo", "dynamic_tree_rpo", "sage_grpo", "adagrpo", "diffusion_nft", "v_grpo", "dgpo", "ddpo"),
+]
 
 CODE = """
 import torch
 from flowrl.changes import changed
-from flowrl.recipes import catalogue, find
+from flowrl.recipes import find
 from flowrl.run import sharding
 from flowrl.run.learner import Learner
 from flowrl.run.processes import Processes
@@ -52,7 +58,7 @@ def made(name):
 
 torch.set_num_threads(1)
 process, fitted = Processes("cpu", timeout=60, sharded=SHARDED), ToyPolicy(dtype=torch.float64)
-found = {name: learn(copy.deepcopy(fitted), made(name).check(), SHARDED) for name in catalogue()}
+found = {name: learn(copy.deepcopy(fitted), made(name).check(), SHARDED) for name in NAMES}
 if process.main:
     torch.save(found, FILE)
 process.close()
@@ -61,7 +67,9 @@ process.close()
 
 def made(real_processes, folder, count, sharded):
     file = folder / f"{count}-{sharded}.pt"
-    code = CODE.replace("SHARDED", str(sharded)).replace("FILE", json.dumps(str(file)))
+    code = (
+        CODE.replace("SHARDED", str(sharded)).replace("FILE", json.dumps(str(file))).replace("NAMES", json.dumps(NAMES))
+    )
     for done in real_processes(code, range(count), count):
         assert done.code == 0, done.err
     return torch.load(file)
@@ -77,7 +85,7 @@ def together(request, real_processes, tmp_path_factory):
     return made(real_processes, tmp_path_factory.mktemp("together"), 2, request.param)
 
 
-@pytest.mark.parametrize("name", catalogue())
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_have_the_gradients_and_the_weights_of_one(alone, together, name):
     """D11: three prompts on two processes, a fifth of the scores masked, and one process without anything to learn."""
     one, two = alone[name], together[name]
@@ -87,7 +95,7 @@ def test_two_processes_have_the_gradients_and_the_weights_of_one(alone, together
     assert (one["weights"] - two["weights"]).norm() <= 1e-10 * one["weights"].norm()
 
 
-@pytest.mark.parametrize("name", catalogue())
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_that_only_keep_step_are_not_counted(alone, together, name):
     """D2: forwards, backwards and calls of an update are those of one process."""
     assert together[name]["counts"].tolist() == alone[name]["counts"].tolist()

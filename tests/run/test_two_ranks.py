@@ -29,7 +29,7 @@ first, mine = process.ranks().share(examples)
 tree, _ = roll_out(policy, recipe, mine, seed=0, iteration=0, first_group=first)
 learner = Learner(policy.trainable(), lambda update: 2e-3, micro_batch=16, reduce=process.sum_)
 given = dict(seed=0, iteration=0, batch_size=16, ranks=process.ranks())
-log = update(policy, recipe, examples, score, learner, **given)
+log, _ = update(policy, recipe, examples, score, learner, **given)
 kept = {{"start": tree.states[tree.source[tree.edge[:, 0]]], "leaves": tree.leaves(), "group": tree.group}}
 kept |= {{"pictures": policy.decode(tree.leaves()), "grad_norm": log["grad_norm"]}}
 kept["weights"] = torch.cat([p.detach().flatten() for _, p in policy.trainable()])
