@@ -58,7 +58,7 @@ def test_a_run_draws_the_tree_of_its_next_update_with_its_own_weights(command, q
     for name, to in ((quick.folder, trained), (quick.folder / "run.yaml", base)):
         done = command("draw", name, "--prompt", "two blue squares", "--output", to)
         assert done.code == 0, done.err
-    assert any(f"update 3 of {quick.folder}" in word for word in words(trained))
+    assert any("update 3 of /" in word for word in words(trained))
     assert any("an update of the base model" in word for word in words(base))
     assert not set(pictures(trained)) & set(pictures(base))
 
