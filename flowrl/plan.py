@@ -162,6 +162,8 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
                 f"rollout.forks: {{{t}: {children}}} makes no different children; fork at a noisy step {list(noisy)} "
                 "into 2 or more."
             )
+    if recipe.chunks is not None and "change" not in recipe.chunks.needs:
+        recipe.chunks(steps=plan.steps)  # refuses chunks that do not add up
     try:
         _layout(plan, 1, plan.steps, noisy)
     except ValueError as error:

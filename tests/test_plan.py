@@ -139,3 +139,26 @@ def test_counts_are_what_a_spy_counts(recipe, toy, loop):
     loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1])
     expected = plan.count(recipe, policy.sigmas(recipe.rollout.steps))
     assert (policy.forwards, policy.backwards) == (expected.forwards, expected.backwards)
+
+
+def test_chunks_that_do_not_add_up_are_refused_before_a_rollout():
+    recipe = changed(find("chunk_grpo")(), {"rollout.steps": 12}).check()
+    with pytest.raises(ValueError, match="12 steps have 11 that draw noise"):
+        plan.check_all(recipe, schedules.linear(12), seed=0, updates=1)
+
+
+def test_pruning_that_leaves_nothing_is_refused():
+    recipe = changed(
+        find("branch_grpo_depth_pruned")(), {"select.first": 1, "select.count": 19, "select.stop": 1}
+    ).check()
+    with pytest.raises(ValueError, match="select: depth_pruned leaves no decision to train at iteration 0"):
+        plan.count(recipe, schedules.linear(20))
+
+
+def test_a_merge_past_the_end_is_refused():
+    def too_long(steps):
+        return {0: steps}
+
+    recipe = find("e_grpo")().but(rollout={"noisy": part(too_long)})
+    with pytest.raises(ValueError, match=r"rollout\.noisy: a jump from step 0 over 16 steps: it spans 1 or more"):
+        plan.count(recipe, schedules.linear(16))

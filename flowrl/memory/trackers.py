@@ -111,6 +111,11 @@ def self_paced(
     reward_weight [1], and stage_share [N, R]. Remembers nothing.
     """
     stages = reward.shape[1]
+    if bool(((reward < 0) | (reward > 1)).any()):
+        raise ValueError(
+            f"self_paced: rewards from {float(reward.min()):.4g} to {float(reward.max()):.4g}; it mixes what lies "
+            "between 0 and 1. Rescale the rewards."
+        )
     if not 1 <= len(tau) <= max(stages, 1):
         raise ValueError(f"self_paced: {len(tau)} values of tau for {stages} rewards: expected one for each at most.")
     level = reward.new_tensor([*tau, *[tau[-1]] * (stages - len(tau))])

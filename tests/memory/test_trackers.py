@@ -146,9 +146,9 @@ def test_a_better_first_stage_gains_share_by_its_competence_alone():
 
 
 def test_a_sparse_next_stage_takes_share_from_the_one_before():
-    reward = torch.full((4, 2), 0.5).double()
+    reward = torch.full((4, 2), 0.25).double()
     sparse = reward.clone()
-    sparse[:, 1] = torch.tensor([2.0, 0, 0, 0])
+    sparse[:, 1] = torch.tensor([1.0, 0, 0, 0])
     even, tilted = (paced(r, GROUP[:4], beta=0.5)[0]["stage_share"][0] for r in (reward, sparse))
     assert tilted[1] > even[1] and tilted[0] < even[0]
 
@@ -182,3 +182,11 @@ def test_a_coefficient_rises_above_the_target_and_falls_below_it_within_its_boun
         seen.append(given["coefficient"].item())
     assert seen[:2] == pytest.approx([1.5e-7, 2.25e-7]) and max(seen) == pytest.approx(1e-5)
     assert seen[19] == pytest.approx(1e-5) and seen[20] == pytest.approx(1e-5 / 1.5) and seen[-1] == pytest.approx(1e-7)
+
+
+def test_a_reward_outside_of_0_to_1_is_refused_by_those_that_count_on_it():
+    reward, weight, group = torch.tensor([[0.5], [1.5]]), torch.ones(1), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"self_paced: rewards from 0\.5 to 1\.5; it mixes what lies between 0 and 1"):
+        trackers.self_paced(reward, weight, group, {}, tau=(0.75,))
+    with pytest.raises(ValueError, match=r"beta_counts: weighted rewards from 0\.5 to 1\.5"):
+        trackers.beta_counts(reward, weight, group, {})

@@ -19,8 +19,8 @@ PROMPTS = ["a red circle", "two green squares", "three blue crosses"]
 
 
 def redness(images):
-    """Continuous, so that no two pictures tie, and positive."""
-    return (1 + images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
+    """Continuous, so that no two pictures tie, and between 0 and 1."""
+    return ((1 + images[:, 0] - images[:, 1:].mean(1)) / 2).mean((1, 2)).tolist()
 
 
 def score(images, examples, group):
@@ -36,6 +36,7 @@ def cut(recipe):
     else:
         changes["rollout.forks"] = {t: min(n, 2) for t, n in list(recipe.rollout.forks.items())[:2]}
     changes |= {"noising.draws": min(recipe.noising.draws, 4)} if recipe.noising else {}
+    changes |= {"allocate.fewer": [0]} if recipe.allocate else {}
     changes |= {"pilot.candidates": 1, "rollout.noisy.at": [0, 2]} if recipe.pilot else {}
     return changes | ({"chunks.sizes": [2, 3]} if recipe.chunks else {})
 
