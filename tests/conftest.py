@@ -35,7 +35,7 @@ def recipe_functions():
     return [f for f in found if not inspect.signature(f).parameters]
 
 
-NOT_COMPARING = {"reward_itself", "best_of_group", "against_history", "against_expected", "gain"}
+NOT_COMPARING = {"reward_itself", "best_of_group", "against_history", "against_expected", "gain", "siblings"}
 REPRESENTATIVE = {  # recipes whose way through the loop no other one takes; the others differ by a pure function
     *("flow_grpo", "dance_grpo", "branch_grpo", "flow_dppo", "chunk_grpo", "e_grpo", "mix_grpo_flash", "drm_stepwise"),
     *("stepwise_flow_grpo", "dynamic_tree_rpo", "sage_grpo", "adagrpo", "diffusion_nft", "v_grpo", "dgpo"),

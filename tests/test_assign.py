@@ -18,7 +18,9 @@ def table(recipe, groups=2, columns=1):
     """[reward, reward_weight, valid, group, edge, noisy, root] of `groups` prompts under the recipe's own tree."""
     plan = recipe.rollout
     noisy = noisy_steps(recipe, schedules.linear(plan.steps), 0, 0)
-    layout = tree_layout(groups * plan.roots, plan.steps, noisy, plan.forks_at(noisy), apart=plan.apart)
+    forks, roots = plan.forks_at(noisy), groups * plan.roots
+    chosen = {t: torch.zeros(roots, dtype=torch.long) for t in forks} if plan.candidates else None
+    layout = tree_layout(roots, plan.steps, noisy, forks, apart=plan.apart, chosen=chosen)
     leaves = len(layout.edge)
     reward = torch.rand(leaves, columns, generator=torch.Generator().manual_seed(0))
     drawn = ((layout.edge >= 0) & layout.noisy[layout.edge]).float()

@@ -94,7 +94,8 @@ def test_a_killed_process_ends_the_other_at_once_in_one_line(together, next, wha
 def test_a_replica_that_stops_alone_is_noticed_although_nccl_is_deaf(together, next, what):
     """The others would sit in a sum that no signal and no timeout of Python ends."""
     one, stopped = together(odd="raise Stopped('interrupted', 143)", next=next, before=DEAF)
-    assert (stopped.code, one.code, one.out) == (143, 1, "met\n"), one.err
+    assert (one.code, one.out) == (1, "met\n"), one.err
+    assert stopped.code in (143, -6), stopped.err  # torch may abort at the end of Python while its barrier waits
     assert one.lines == [f"flowrl: another process ended or did not answer within 60 s, while {what}."]
     assert "Traceback" not in one.err + stopped.err and one.seconds < 50
 
