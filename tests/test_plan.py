@@ -128,7 +128,7 @@ def test_the_first_step_has_a_finite_std_on_every_grid(drawing, steps, shift):
     kernel = bind(drawing.rollout.kernel.bound, sigmas=sigmas, depth=torch.tensor(0))
     _, std = kernel(torch.zeros(1, 1), torch.zeros(1, 1), sigmas[:1], sigmas[1:2])
     assert 0 < float(std) < 10
-    plan.check(drawing.but(rollout={"steps": steps, "forks": {0: 2}}, estimate=None), {0: 1}, sigmas)
+    plan.check(drawing.but(rollout={"steps": steps, "forks": {0: 2}}, estimate=None, chunks=None), {0: 1}, sigmas)
 
 
 def test_counts_are_what_a_spy_counts(recipe, toy, loop):
