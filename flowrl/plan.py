@@ -21,6 +21,7 @@ class Counts:
     """Rows of one update; a row is one state through the network once."""
 
     leaves: int
+    scored: int  # pictures that the rewards see: the leaves, clean estimates on the way, candidates
     states: int  # distinct, roots included
     states_stored: int
     edges: int
@@ -49,10 +50,16 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
         raise ValueError(f"select: {recipe.select.name} leaves no decision to train at iteration {iteration}.")
     by_solver = sum(m.edges * (m.step_next - m.step - 1) for m in layout.moves if not m.noisy)
     rollout_calls = len(layout.source.unique()) + by_solver
+    scored = int(layout.finished.sum())
     if recipe.estimate is not None:  # of every state but the finals
-        rollout_calls += int(layout.kept.sum() - layout.finished.sum()) * (recipe.estimate.number("substeps") or 1)
+        estimated = int(layout.kept.sum()) - scored
+        scored, rollout_calls = (
+            scored + estimated,
+            rollout_calls + estimated * (recipe.estimate.number("substeps") or 1),
+        )
     if recipe.pilot is not None:  # a deterministic picture of every candidate
-        rollout_calls += prompts * recipe.pilot.number("candidates") * plan.steps
+        candidates = prompts * recipe.pilot.number("candidates")
+        scored, rollout_calls = scored + candidates, rollout_calls + candidates * plan.steps
     if "best_velocity" in recipe.needs:
         rollout_calls += prompts * len(noisy)
     drawn_by, updates = plan.drawn_by(iteration), len(found.weights)
@@ -61,6 +68,7 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     once = _trained(recipe, layout, torch.stack(found.weights).sum(0), found.advantage)[1]
     return Counts(
         leaves=int(layout.finished.sum()),
+        scored=scored,
         states=sum(layout.frontier),
         states_stored=int(layout.kept.sum()),
         edges=len(layout.source),
@@ -164,6 +172,9 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
             )
     if recipe.chunks is not None and "change" not in recipe.chunks.needs:
         recipe.chunks(steps=plan.steps)  # refuses chunks that do not add up
+    if recipe.allocate is not None:  # refuses groups of one
+        known = {"count": 1, "per_update": 1, "roots": plan.roots, "memory": {}}
+        recipe.allocate(**known, generator=randomness.generator(0, "allocation"))
     try:
         _layout(plan, 1, plan.steps, noisy)
     except ValueError as error:

@@ -162,3 +162,19 @@ def test_a_merge_past_the_end_is_refused():
     recipe = find("e_grpo")().but(rollout={"noisy": part(too_long)})
     with pytest.raises(ValueError, match=r"rollout\.noisy: a jump from step 0 over 16 steps: it spans 1 or more"):
         plan.count(recipe, schedules.linear(16))
+
+
+def test_groups_of_one_that_memory_would_allocate_are_refused_before_a_rollout():
+    recipe = changed(find("superflow")(), {"rollout.roots": 4}).check()
+    with pytest.raises(ValueError, match=r"group sizes \[1, 2, 3, 4\]: expected one or more, each of 2 or more"):
+        plan.check_all(recipe, schedules.linear(10), seed=0, updates=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "scored"),
+    [("flow_grpo", 2, 32), ("stepwise_flow_grpo", 2, 322), ("adagrpo", 2, 2 * 48 + 20), ("drm_stepwise", 1, 224)],
+)
+def test_pictures_on_the_way_and_candidates_are_scored_too(name, prompts, scored):
+    """What an expensive reward costs: leaves, clean estimates of every state, a picture of every candidate."""
+    recipe = find(name)()
+    assert plan.count(recipe, schedules.linear(recipe.rollout.steps), prompts=prompts).scored == scored

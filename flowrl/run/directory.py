@@ -50,7 +50,7 @@ def overview(prepared: Prepared) -> Iterator[str]:
     evaluated = evaluation_settings(run, recipe)
     yield f"guidance: {recipe.rollout.guidance:g} in rollouts and training, {evaluated.guidance:g} in evaluations"
     yield (
-        f"an update: {groups} prompts x {n.leaves // groups} leaves = {n.leaves} pictures scored, "
+        f"an update: {groups} prompts x {n.leaves // groups} leaves = {n.leaves} pictures, {n.scored} scored, "
         f"{n.rollout_calls:,} network rows to draw them, {n.train_calls:,} to train "
         f"{n.train_edges:,} decisions, {n.optimizer_steps} optimizer step(s); "
         f"{prepared.processes.count} process(es)"

@@ -55,4 +55,6 @@ class Watch:
         found = {"ratio/deviation": self._seen}
         found |= {f"snapshot/{suffix}_distance": seen for suffix, seen in self._apart.items()}
         log = {name: float(torch.stack(seen).max()) if seen else 0.0 for name, seen in found.items()}
-        return log | ({"divergence": float(torch.stack(self._moved).sum())} if self._moved else {})
+        if "divergence" in self._recipe.asks:  # also of a process without rows: the others wait for its share
+            log["divergence"] = float(sum(self._moved))
+        return log

@@ -35,8 +35,8 @@ def test_the_optimizer_steps_of_several_updates_are_said_before_a_run_starts(com
     assert (table["train_calls"]["per_prompt"], table["train_calls"]["per_update"]) == (15, 30)
     *_, line = directory.overview(prepared(recipe=recipe))
     assert line == (
-        "an update: 2 prompts x 5 leaves = 10 pictures scored, 40 network rows to draw them, 30 to train 30 decisions, "
-        "3 optimizer step(s); 1 process(es)"
+        "an update: 2 prompts x 5 leaves = 10 pictures, 10 scored, 40 network rows to draw them, 30 to train "
+        "30 decisions, 3 optimizer step(s); 1 process(es)"
     )
 
 

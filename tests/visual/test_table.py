@@ -1,0 +1,56 @@
+"""flowrl/visual/table.py: from scored leaves to what they earned, over all ranks."""
+
+import torch
+
+from flowrl.part import part
+from flowrl.recipes import find
+from flowrl.visual.ranks import Ranks
+from flowrl.visual.table import earned, of_kernel
+from flowrl.visual.trainer import noisy_steps, roll_out
+from rewards.table import RewardTable
+from samplers import schedules
+
+
+def seen_by(toy, loop, recipe, prompts=(11, 7), ranks=None):
+    """The table that a credit function is given, for two prompts and rewards that count up."""
+    kept = {}
+
+    def watching(advantage, edge, prompt, root, group, noisy):
+        """Keep what it is given."""
+        kept.update(edge=edge, prompt=prompt, root=root, group=group, noisy=noisy)
+        return torch.where(edge >= 0, advantage[:, None], 0)
+
+    recipe = recipe.but(credit=part(watching))
+    tree, noisy = roll_out(toy(), recipe, loop.examples[:2], seed=0, iteration=0)
+    leaves = len(tree.edge)
+    table = RewardTable(
+        torch.arange(leaves).float()[:, None], torch.ones(1), tree.group, torch.ones(leaves) > 0, ("count",)
+    )
+    found = earned(recipe, tree, noisy, table, prompts, {}, ranks or Ranks(), seed=0, iteration=0)
+    return tree, kept, found
+
+
+def test_a_prompt_keeps_the_number_that_names_it_for_good(toy, loop):
+    """Data-set indices, not places in the update; where steps stand apart each is a group of the same prompt."""
+    _, kept, found = seen_by(toy, loop, find("flow_grpo")())
+    assert kept["prompt"].tolist() == [11] * 16 + [7] * 16 and kept["group"].tolist() == [0] * 16 + [1] * 16
+    assert found.log["reward/count"] == 15.5
+    _, kept, _ = seen_by(toy, loop, find("e_grpo")())
+    assert kept["prompt"].tolist() == [11] * 96 + [7] * 96 and kept["group"].unique().tolist() == list(range(16))
+
+
+def test_edges_and_roots_of_another_rank_are_numbered_on(toy, loop):
+    """The second of two ranks that rolled out the same: its ids begin where the first one's end."""
+    doubled = Ranks(1, 2, lambda rows: torch.cat([rows, rows]))
+    tree, kept, found = seen_by(toy, loop, find("tree_grpo_visual")(), ranks=doubled)
+    half = len(tree.edge)
+    assert torch.equal(kept["root"][half:], tree.root + 2) and kept["root"].max() == 3
+    assert kept["edge"][half:].min() == len(tree.source) and found.advantage.shape == tree.edge.shape
+
+
+def test_stds_and_slopes_are_computed_where_a_part_asks_for_them_alone():
+    sigmas = schedules.linear(10)
+    plain, weighed = find("flow_grpo")(), find("tempflow_grpo")()
+    assert of_kernel(plain, sigmas, noisy_steps(plain, sigmas, 0, 0)) == {}
+    found = of_kernel(weighed, sigmas, noisy_steps(weighed, sigmas, 0, 0))
+    assert torch.isclose(found["stds"][5], torch.tensor(0.7 * 0.1**0.5)), "eta sqrt(sigma / (1 - sigma)) at one half"

@@ -1,0 +1,35 @@
+"""flowrl/visual/watch.py: what the loop looks at while an update evaluates its rows."""
+
+import pytest
+import torch
+
+from flowrl.recipes.visual.steps import flow_grpo, sage_grpo
+from flowrl.visual.watch import Watch
+
+
+def test_a_process_without_rows_has_a_divergence_of_0_so_that_nobody_waits_for_it():
+    """What is gathered over processes has to be there on each."""
+    assert Watch(sage_grpo(), {}).log()["divergence"] == 0.0
+    assert "divergence" not in Watch(flow_grpo(), {}).log()
+
+
+def test_the_divergence_is_the_kl_to_the_anchor_by_the_weights_of_the_rows():
+    """By hand: means 0.2 and 0.4 apart at std 0.5: .2^2 / (2 * .25) and four times that, weighed .75 and .25."""
+    watch = Watch(sage_grpo(), {})
+    apart = torch.tensor([0.2, 0.4])[:, None, None]
+    rows = {"mean": apart.expand(2, 1, 3), "mean_anchor": torch.zeros(2, 1, 3), "std": torch.full((2, 1), 0.5)}
+    watch._look(rows | {"weight": torch.tensor([[0.75], [0.25]])}, on_policy=True)
+    assert watch.log()["divergence"] == pytest.approx(0.75 * 0.08 + 0.25 * 0.32)
+    assert watch.log()["snapshot/anchor_distance"] == pytest.approx(0.4)
+
+
+def test_numbers_of_the_tracker_reach_every_row(toy):
+    """sage_grpo's penalties are its coefficient times something; at 0 they are 0."""
+    recipe = sage_grpo()
+    policy = toy(recipe)
+    rows = {"prompt": torch.tensor([1]), "call": torch.tensor([[0]]), "sigma": torch.tensor([[0.6]])}
+    rows |= {"sigma_next": torch.tensor([[0.5]]), "latents": torch.ones(1, 1, 2), "next_latents": torch.ones(1, 1, 2)}
+    rows |= {name: torch.tensor([[8]]) for name in ("step", "depth")} | {"weight": torch.ones(1, 1)}
+    evaluated = Watch(recipe, {"coefficient": torch.tensor(0.25)})(policy, torch.linspace(1, 0, 21), on_policy=True)
+    q = evaluated(rows, {"mean", "mean_anchor", "std", "coefficient"}, gradient=False)
+    assert float(q["coefficient"]) == 0.25 and torch.equal(q["mean"], q["mean_anchor"])
