@@ -8,6 +8,8 @@ import json
 import os
 import random
 import signal
+import sys
+import traceback
 from contextlib import redirect_stdout
 
 import pytest
@@ -94,7 +96,10 @@ def in_a_child(job):
             with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
                 job()
             code = 0
+        except BaseException:
+            traceback.print_exc()  # nothing else of the child is seen
         finally:
+            sys.stderr.flush()
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -130,7 +130,7 @@ def test_equal_rewards_leave_no_gradient_but_that_of_the_penalty(toy, loop, comp
     """C01: reward = prompt index. Where nothing pulls nothing is run; a penalty is flat at the reference."""
 
     def score(images, examples, group):
-        value = torch.tensor([[float(e.prompt)] for e in examples])
+        value = torch.tensor([[float(e.prompt) / 3] for e in examples])
         return RewardTable(value, torch.ones(1), group, torch.ones(len(value), dtype=torch.bool), ("index",))
 
     flat = [(scale, p) for scale, p in comparing.penalties if p.name != "log_prob_drop_adaptive"]  # falls everywhere
