@@ -170,8 +170,6 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
                 f"rollout.forks: {{{t}: {children}}} makes no different children; fork at a noisy step {list(noisy)} "
                 "into 2 or more."
             )
-    if recipe.chunks is not None and "change" not in recipe.chunks.needs:
-        recipe.chunks(steps=plan.steps)  # refuses chunks that do not add up
     if recipe.allocate is not None:  # refuses groups of one
         known = {"count": 1, "per_update": 1, "roots": plan.roots, "memory": {}}
         recipe.allocate(**known, generator=randomness.generator(0, "allocation"))

@@ -128,7 +128,7 @@ def test_the_first_step_has_a_finite_std_on_every_grid(drawing, steps, shift):
     kernel = bind(drawing.rollout.kernel.bound, sigmas=sigmas, depth=torch.tensor(0))
     _, std = kernel(torch.zeros(1, 1), torch.zeros(1, 1), sigmas[:1], sigmas[1:2])
     assert 0 < float(std) < 10
-    plan.check(drawing.but(rollout={"steps": steps, "forks": {0: 2}}, estimate=None, chunks=None), {0: 1}, sigmas)
+    plan.check(drawing.but(rollout={"steps": steps, "forks": {0: 2}}, estimate=None), {0: 1}, sigmas)
 
 
 def test_counts_are_what_a_spy_counts(recipe, toy, loop):
@@ -144,7 +144,7 @@ def test_counts_are_what_a_spy_counts(recipe, toy, loop):
 def test_chunks_that_do_not_add_up_are_refused_before_a_rollout():
     recipe = changed(find("chunk_grpo")(), {"rollout.steps": 12}).check()
     with pytest.raises(ValueError, match="12 steps have 11 that draw noise"):
-        plan.check_all(recipe, schedules.linear(12), seed=0, updates=1)
+        plan.count(recipe, schedules.linear(12))
 
 
 def test_pruning_that_leaves_nothing_is_refused():

@@ -8,9 +8,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
-import traceback
-from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ RECIPES = {
 }
 FULL = ("diffusion_nft",)  # full weights: its old policy and its reference are copies
 WEIGHTS = ("adapter/pytorch_lora_weights.safetensors", "model/transformer/*.safetensors")
+ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("FLOWRL_KILLS", "20"))
 
 
@@ -87,21 +88,17 @@ def killer(phase, nth):
     return doom
 
 
-def in_a_child(job):
-    """Fork, because a start from nothing takes longer than the run; the exit status, negative for a signal."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
-                job()
-            code = 0
-        except BaseException:
-            traceback.print_exc()  # nothing else of the child is seen
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def in_a_child(settings, directory, *doom):
+    """The exit status of `run_on` in a process of its own, negative for a signal; doom: the phase and the event.
+
+    Not a fork: what other tests have left in this process, threads among it, would be in the child too.
+    """
+    asked = json.dumps({"settings": settings, "directory": str(directory), "doom": doom})
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    child = [sys.executable, __file__, asked]
+    return subprocess.run(
+        child, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, check=False
+    ).returncode
 
 
 def kill_and_compare(settings, recipe, folder, kills, updates, seed=0):
@@ -111,18 +108,18 @@ def kill_and_compare(settings, recipe, folder, kills, updates, seed=0):
         settings["model"] = {k: v for k, v in settings["model"].items() if k != "lora"} | {"train": "full"}
         settings["optimizer"] = settings["optimizer"] | {"learning_rate": 1e-3}
     chance, died = random.Random(seed), []
-    assert in_a_child(lambda: run_on(settings, folder / "whole")) == 0
+    assert in_a_child(settings, folder / "whole") == 0
     while len(died) < kills:
         phase = list(PHASES)[len(died) % len(PHASES)]
         nth = chance.randint(1, PHASES[phase])
-        code = in_a_child(lambda phase=phase, nth=nth: run_on(settings, folder / "killed", killer(phase, nth)))
+        code = in_a_child(settings, folder / "killed", phase, nth)
         assert code in (0, -signal.SIGKILL), (phase, nth, code)
         if code == 0:
             break
         died.append((phase, nth))
         if not checkpoint.newest(folder / "killed" / "checkpoints")[0]:  # before the first one there is nothing
             (folder / "killed").rename(folder / f"stillborn-{len(died)}")
-    assert in_a_child(lambda: run_on(settings, folder / "killed")) == 0
+    assert in_a_child(settings, folder / "killed") == 0
     assert_same(folder / "whole", folder / "killed")
     return died
 
@@ -156,11 +153,11 @@ def test_three_kills_change_nothing(settings, tmp_path):
 
 def test_a_kill_in_the_middle_of_a_checkpoint_changes_nothing(settings, tmp_path):
     settings["recipe"], settings["budget"]["updates"] = {"name": "flow_grpo", **RECIPES["flow_grpo"]}, 2
-    assert in_a_child(lambda: run_on(settings, tmp_path / "whole")) == 0
-    assert in_a_child(lambda: run_on(settings, tmp_path / "killed", killer("checkpoint", 11))) == -signal.SIGKILL
+    assert in_a_child(settings, tmp_path / "whole") == 0
+    assert in_a_child(settings, tmp_path / "killed", "checkpoint", 11) == -signal.SIGKILL
     found, skipped = checkpoint.newest(tmp_path / "killed" / "checkpoints")
     assert found.facts["update"] == 0 and "interrupted" in skipped[0]
-    assert in_a_child(lambda: run_on(settings, tmp_path / "killed")) == 0
+    assert in_a_child(settings, tmp_path / "killed") == 0
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
@@ -169,3 +166,9 @@ def test_a_kill_in_the_middle_of_a_checkpoint_changes_nothing(settings, tmp_path
 def test_many_kills_change_nothing(settings, tmp_path, recipe):
     died = kill_and_compare(settings, recipe, tmp_path, kills=KILLS, updates=KILLS)
     assert len(died) == KILLS and {phase for phase, _ in died} == set(PHASES)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    run_on(given["settings"], Path(given["directory"]), *([killer(*given["doom"])] if given["doom"] else []))
