@@ -53,10 +53,8 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     scored = int(layout.finished.sum())
     if recipe.estimate is not None:  # of every state but the finals
         estimated = int(layout.kept.sum()) - scored
-        scored, rollout_calls = (
-            scored + estimated,
-            rollout_calls + estimated * (recipe.estimate.number("substeps") or 1),
-        )
+        each = (recipe.estimate.number("substeps") or 1) * ("velocity" in recipe.estimate.needs)
+        scored, rollout_calls = scored + estimated, rollout_calls + estimated * each
     if recipe.pilot is not None:  # a deterministic picture of every candidate
         candidates = prompts * recipe.pilot.number("candidates")
         scored, rollout_calls = scored + candidates, rollout_calls + candidates * plan.steps

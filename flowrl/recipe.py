@@ -90,7 +90,7 @@ class Recipe:
     noising: Noising | None = None  # only where points are taken on noise
     allocate: Part | None = None  # memory             -> prompts, roots each  what an update rolls out
     pilot: Part | None = None  # score of candidates    -> which prompt is rolled out
-    estimate: Part | None = None  # latents, velocity    -> clean latents  what states on the way are scored by
+    estimate: Part | None = None  # latents, sigma -> (latents, sigma)     what states on the way are scored by
     track: Part | None = None  # reward, memory       -> more, memory  what updates learn from those before
     advantage: Part  # reward, group        -> [N]     who did better than their peers
     credit: Part  # advantage, edge      -> [N, T]  which decisions earned it

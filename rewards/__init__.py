@@ -19,7 +19,7 @@ from rewards.answer import RewardError
 from rewards.call import ask
 from rewards.media import check_images, quantise
 from rewards.nearest import did_you_mean
-from rewards.reward import MEDIA, Reward, check, check_weights, column_names, is_trained
+from rewards.reward import MEDIA, Reward, check, check_weights, column_names, is_trained, sees
 from rewards.table import RewardTable
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "is_trained",
     "load",
     "score",
+    "sees",
 ]
 
 
@@ -112,27 +113,41 @@ def _imported(address: str) -> Callable:
 
 def score(
     rewards: Sequence[Reward],
-    images: Float[Tensor, "N 3 H W"],
+    images: Float[Tensor, "N 3 H W"] | None,
     prompts: Sequence[str],
     group: Int[Tensor, " N"],
     metadata: Mapping[str, list],
+    *,
+    latents: Float[Tensor, "N *L"] | None = None,
+    sigma: Float[Tensor, " N"] | None = None,
 ) -> RewardTable:
-    """What every reward says about every image.  `metadata` holds a list of N for each column of the prompt file.
+    """What every reward says about every image, or about latents at noise levels `sigma`.
+
+    `metadata` holds a list of N for each column of the prompt file.
 
     Images are RGB in [0, 1] and are rounded to 8 bits first, so that a reward sees what a PNG holds.  ValueError for
     images, lengths or weights that cannot be; RewardError for what a reward does or answers.
     """
     weight = check_weights(rewards)
-    check_images(images)
-    lengths = {"prompts": len(prompts), "group": len(group)} | {name: len(column) for name, column in metadata.items()}
-    for name, length in lengths.items():
-        if length != len(images):
-            raise ValueError(f"{name}: {length} for {len(images)} images; expected one for each image")
-    values, valid = [], torch.ones(len(images), dtype=torch.bool)
+    if images is not None:
+        check_images(images)
+    shown = {"images": images, "latents": latents, "sigma": sigma}
+    shown = {name: rows for name, rows in shown.items() if rows is not None}
+    what, n = next((name, len(rows)) for name, rows in shown.items())
+    for name, rows in {**shown, "prompts": prompts, "group": group, **metadata}.items():
+        if len(rows) != n:
+            raise ValueError(f"{name}: {len(rows)} for {n} {what}; expected one for each {what.removesuffix('s')}")
+    values, valid = [], torch.ones(n, dtype=torch.bool)
     for reward in rewards:
         check(reward, metadata)
         # Each reward gets its own copies: one that writes to its input must not change what the next one sees.
-        media = {"images": quantise(images), "prompts": list(prompts), "group": group.clone()}
+        media = {name: quantise(rows) if name == "images" else rows.clone() for name, rows in shown.items()}
+        absent = sees(reward) - media.keys()
+        if absent:
+            raise ValueError(
+                f"reward {reward.name!r} asks for {', '.join(sorted(absent))}; there are only {', '.join(media)}"
+            )
+        media |= {"prompts": list(prompts), "group": group.clone()}
         value, scored = ask(reward, media, {name: list(column) for name, column in metadata.items()})
         values.append(value)
         valid &= scored

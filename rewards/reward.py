@@ -1,8 +1,9 @@
 """A reward: a function, its name, its weight and what to do where it fails; and what can be checked before training.
 
-A reward is a function of any of `images`, `prompts`, `group` and the metadata columns of the prompt file, found by
-name; a parameter with a default may be absent, and `**metadata` receives the columns that no parameter names.  The
-documented form is `(images, prompts, **metadata) -> list of numbers`.  Every fault here is a ValueError of one line.
+A reward is a function of any of `images`, `prompts`, `group`, `latents`, `sigma` and the metadata columns of the prompt
+file, found by name; a parameter with a default may be absent, and `**metadata` receives the columns that no parameter
+names.  The documented form is `(images, prompts, **metadata) -> list of numbers`; `(latents, sigma, prompts)` scores
+states on the way, too, without decoding them.  Every fault here is a ValueError of one line.
 """
 
 import inspect
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from rewards.nearest import did_you_mean
 
-MEDIA = ("images", "prompts", "group")
+MEDIA = ("images", "prompts", "group", "latents", "sigma")
 ON_ERROR = ("raise", "mask")
 
 
@@ -104,6 +105,12 @@ def check(reward: Reward, columns: Collection[str]) -> None:
         used += name in available
     if not used:
         raise ValueError(f"reward {reward.name!r}: no parameter is one of {', '.join(available)}")
+
+
+def sees(reward: Reward) -> frozenset[str]:
+    """Which of images and latents (with their noise level `sigma`, 0 where they are finished) it needs."""
+    needed = {name for name, parameter in parameters(reward).items() if parameter.default is parameter.empty}
+    return frozenset({"latents" if name == "sigma" else name for name in needed} & {"images", "latents"})
 
 
 def parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:

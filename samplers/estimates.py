@@ -1,4 +1,4 @@
-"""Where states on the way would end: (latents, sigma, prompt, velocity) -> clean latents [B, *L]."""
+"""What a state on the way is scored by: (latents, sigma[, prompt, velocity]) -> (latents [B, *L], sigma [B])."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def clean_estimate(
     velocity: Callable,
     *,
     substeps: int = 5,
-) -> Float[Tensor, "B *L"]:
+) -> tuple[Float[Tensor, "B *L"], Float[Tensor, " B"]]:
     """The finished latents that states on the way would reach by `substeps` Euler steps.  arXiv:2603.28718
 
     What Stepwise-Flow-GRPO scores; 1 is the one-step estimate latents - sigma * velocity. That the steps are of one
@@ -29,4 +29,11 @@ def clean_estimate(
     for i in range(substeps):
         step = velocity(latents, sigma - i * length, prompt)
         latents = latents - spread(length, latents) * step
-    return latents
+    return latents, torch.zeros_like(sigma)
+
+
+def as_drawn(
+    latents: Float[Tensor, "B *L"], sigma: Float[Tensor, " B"]
+) -> tuple[Float[Tensor, "B *L"], Float[Tensor, " B"]]:
+    """The noisy latents themselves, for rewards that ask for `latents` and `sigma`: DRM.  https://github.com/jjaxonx/DRM"""
+    return latents, sigma

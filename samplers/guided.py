@@ -20,12 +20,14 @@ def guided(
     score: Callable,
     *,
     count: int,
+    ahead: bool = True,
     generators: Sequence[torch.Generator],
 ) -> Float[Tensor, "B *L"]:
     """The finals: at every step but the last `count` draws of each state, of which the best scored goes on.
 
     velocity:   (latents, sigma, prompt) -> [B, *L]; asked once for every draw, and what goes on keeps its own
-    score:      clean estimates [B * count, *L], the draws of a state next to each other -> [B * count]
+    score:      (latents [B * count, *L], sigma [B * count]), the draws of a state next to each other -> [B * count]
+    ahead:      score one-step clean estimates; otherwise the noisy draws, and the network sees only what goes on
     generators: one private CPU generator per row
     """
     steps, rows = len(sigmas) - 1, len(latents)
@@ -37,8 +39,12 @@ def guided(
         noise = [torch.randn(count, *latents.shape[1:], generator=g) for g in generators]
         drawn = mean + spread(std, mean) * torch.cat(noise).to(mean)
         level = sigma_next.repeat_interleave(count)
-        ahead = velocity(drawn, level, prompt.repeat_interleave(count))
-        worth = score(drawn - spread(level, drawn) * ahead).view(rows, count)
-        chosen = torch.arange(rows) * count + best_one(worth).cpu()
-        latents, v = drawn[chosen.to(drawn.device)], ahead[chosen.to(drawn.device)]
+        if ahead:
+            seen = velocity(drawn, level, prompt.repeat_interleave(count))
+            worth = score(drawn - spread(level, drawn) * seen, torch.zeros_like(level))
+        else:
+            worth = score(drawn, level)
+        chosen = (torch.arange(rows) * count + best_one(worth.view(rows, count)).cpu()).to(drawn.device)
+        latents = drawn[chosen]
+        v = seen[chosen] if ahead else velocity(latents, sigma_next, prompt)
     return ode(latents, v, sigmas[-2].to(latents.device).expand(rows), sigmas[-1].to(latents.device).expand(rows))[0]

@@ -19,8 +19,9 @@ from flowrl.run.tree_chart import Grown
 from flowrl.visual.paths import along_paths
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step
+from flowrl.visual.score import Score, show
 from flowrl.visual.table import earned
-from flowrl.visual.trainer import Score, roll_out
+from flowrl.visual.trainer import roll_out
 from samplers import schedules
 
 ON_THE_BASE = "bench"  # the run file that a bare recipe is drawn with
@@ -105,7 +106,7 @@ def grow(
     named, size = {"seed": run.seed, "iteration": iteration}, run.budget.batch_size
     rolled, noisy = roll_out(policy, recipe, [example], **named, batch_size=size)
     pictures, alike = policy.decode(rolled.leaves()), [example] * len(rolled.final)
-    table = score(pictures, alike, rolled.group)
+    table = show(score, lambda _: pictures, rolled.leaves(), alike, rolled.group)
     velocity = in_step(policy, Ranks(), recipe.rollout.roots, size)
     table, states = along_paths(recipe, rolled, table, alike, velocity, policy.decode, score)
     found = earned(recipe, rolled, noisy, table, [number], memory, Ranks(), **named, state_reward=states)

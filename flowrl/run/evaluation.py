@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl import randomness
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks
-from flowrl.visual.trainer import Score
+from flowrl.visual.score import Score, show
 from rewards.media import quantise
 from rewards.statistics import STATISTICS
 from samplers import rollout
@@ -52,12 +52,29 @@ def sample(
     first: int = 0,
     agree: Callable[[int], int] = lambda count: count,
 ) -> Float[Tensor, "N 3 H W"]:
-    """`samples` pictures of each example, an example's next to each other; example i has the noise of `first` + i.
+    """`samples` pictures of each example, an example's next to each other; see finals."""
+    return decoded(policy, finals(policy, examples, settings, first, agree), settings)
+
+
+def decoded(policy: Policy, latents: Float[Tensor, "N *L"], settings: Settings) -> Float[Tensor, "N 3 H W"]:
+    """The pictures of latents, on the CPU, a batch at a time."""
+    return torch.cat([policy.decode(some).cpu() for some in latents.split(settings.batch_size)])
+
+
+@torch.no_grad()
+def finals(
+    policy: Policy,
+    examples: Sequence[Example],
+    settings: Settings,
+    first: int = 0,
+    agree: Callable[[int], int] = lambda count: count,
+) -> Float[Tensor, "N *L"]:
+    """The finished latents of `samples` pictures of each example; example i has the noise of `first` + i.
 
     agree: chunks of examples here -> of every rank, where all have to make equally many calls
     """
     policy.guidance = settings.guidance
-    sigmas, pictures = policy.sigmas(settings.steps), []
+    sigmas, found = policy.sigmas(settings.steps), []
     per_chunk = max(settings.batch_size // settings.samples, 1)
     for number in range(agree(-(-len(examples) // per_chunk))):
         start = number * per_chunk
@@ -66,8 +83,8 @@ def sample(
         noise = [policy.noise(1, randomness.generator(settings.seed, "evaluation", *name)) for name in names]
         prompt = policy.encode(chunk).repeat_interleave(settings.samples)
         tree = rollout(policy.velocity, torch.cat(noise), prompt, sigmas, batch_size=settings.batch_size)
-        pictures.append(policy.decode(tree.leaves()).cpu())
-    return torch.cat(pictures)[: len(examples) * settings.samples]
+        found.append(tree.leaves())
+    return torch.cat(found)[: len(examples) * settings.samples]
 
 
 def evaluate(
@@ -88,9 +105,11 @@ def evaluate(
     of the pictures themselves (rewards.statistics).
     """
     first, mine = ranks.share(examples)
-    images = sample(policy, mine, settings, first, ranks.agree)
+    latents = finals(policy, mine, settings, first, ranks.agree)
+    images = decoded(policy, latents, settings)
     each = [e for e in mine for _ in range(settings.samples)]
-    table = score(images, each, first + torch.arange(len(mine)).repeat_interleave(settings.samples))
+    group = first + torch.arange(len(mine)).repeat_interleave(settings.samples)
+    table = show(score, lambda _: images, latents, each, group)
     value, valid = ranks.gather(table.value), ranks.gather(table.valid)
     owner = torch.arange(len(examples)).repeat_interleave(settings.samples)
     log = _means(table.names, value, valid & (owner < main), "")

@@ -11,7 +11,7 @@ from flowrl.part import part
 from flowrl.recipe import Recipe
 from flowrl.run.evaluation import Settings
 from flowrl.visual.policy import Example, Policy
-from flowrl.visual.trainer import Score
+from flowrl.visual.score import Score, show
 from samplers import kernels
 from samplers.guided import guided
 
@@ -21,8 +21,8 @@ def sample_guided(
 ) -> Float[Tensor, "N 3 H W"]:
     """`samples` pictures of each example, from the noise of an evaluation.
 
-    `count` draws a step, by the recipe's kernel or Flow-SDE's where it draws nothing (OUR READING); the rewards see the
-    one-step clean estimates.
+    `count` draws a step, by the recipe's kernel or Flow-SDE's where it draws nothing (OUR READING); rewards on
+    pictures see one-step clean estimates, those on latents alone the noisy draws.
     """
     policy.guidance = settings.guidance
     kernel = (recipe.rollout.kernel or part(kernels.flow_sde, eta=0.7)).bound
@@ -34,8 +34,8 @@ def sample_guided(
         drawn_for = [example for example in chunk for _ in range(settings.samples * count)]
         group = torch.arange(len(names)).repeat_interleave(count)
 
-        def worth(clean, drawn_for=drawn_for, group=group):
-            table = score(policy.decode(clean), drawn_for, group)
+        def worth(latents, sigma, drawn_for=drawn_for, group=group):
+            table = show(score, policy.decode, latents, drawn_for, group, sigma)
             return torch.where(table.valid, table.total(), -torch.inf)
 
         finals = guided(
@@ -46,6 +46,7 @@ def sample_guided(
             kernel,
             worth,
             count=count,
+            ahead="images" in getattr(score, "sees", {"images"}),
             generators=[randomness.generator(settings.seed, "guidance", *name) for name in names],
         )
         pictures.append(policy.decode(finals).cpu())

@@ -22,7 +22,7 @@ from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3, sd3_pipe
 from flowrl.visual.policy import Example, Policy
-from flowrl.visual.trainer import Score
+from flowrl.visual.score import Score
 from samplers import schedules
 
 
@@ -97,11 +97,12 @@ def prepare(
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, pipe=pipe, resume=resume)
     processes = meet(run, device, origin, held[1])
     scorers = scoring.load(declared, everybody, processes.device)
+    scores = scoring.trained_and_all(scorers, everybody)
+    scoring.check_states(scores[0], recipe)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = ready_policy(run, recipe, origin, processes, pipe)
     warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
     learner = make_learner(run, policy, processes, optimizer)
-    scores = scoring.trained_and_all(scorers, everybody)
     return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
 
 

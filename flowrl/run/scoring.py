@@ -1,16 +1,17 @@
 """The rewards of a run: declared by name and weight, loaded onto a device, and called for the pictures of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import rewards
+from flowrl.recipe import Recipe
 from flowrl.run import prompts
 from flowrl.run.settings import Run
 from flowrl.visual.policy import Example
-from flowrl.visual.trainer import Score
+from flowrl.visual.score import Score
 
 
 def declare(run: Run, functions: Mapping[str, Callable]) -> list[rewards.Reward]:
@@ -50,10 +51,34 @@ def trained_and_all(scorers: Sequence[rewards.Reward], everybody: Sequence[Examp
 
 def make_score(scorers: Sequence[rewards.Reward], everybody: Sequence[Example]) -> Score:
     """What the rewards say of images, one example each; metadata that any of `everybody` has is a column always."""
-    names = prompts.column_names(everybody)
+    return _Score(tuple(scorers), tuple(prompts.column_names(everybody)))
 
-    def score(images: Tensor, examples: Sequence[Example], group: Tensor) -> rewards.RewardTable:
-        texts = [e.prompt for e in examples]
-        return rewards.score(scorers, images.cpu(), texts, group, prompts.columns(examples, names))
 
-    return score
+@dataclass(frozen=True)
+class _Score:
+    """What the rewards say; see visual.score.  sees: what any of them looks at."""
+
+    scorers: tuple[rewards.Reward, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def sees(self) -> frozenset[str]:
+        return frozenset().union(*map(rewards.sees, self.scorers))
+
+    def __call__(
+        self, images: Tensor | None, examples: Sequence[Example], group: Tensor, **states: Tensor
+    ) -> rewards.RewardTable:
+        texts, given = [e.prompt for e in examples], prompts.columns(examples, self.columns)
+        return rewards.score(self.scorers, images if images is None else images.cpu(), texts, group, given, **states)
+
+
+def check_states(score: Score, recipe: Recipe) -> None:
+    """ValueError where noisy latents would be shown to a reward on pictures."""
+    if recipe.estimate is None or "velocity" in recipe.estimate.needs:
+        return
+    for reward in score.scorers:
+        if "images" in rewards.sees(reward):
+            raise ValueError(
+                f"reward {reward.name!r} scores pictures alone, and estimate = {recipe.estimate.name} shows the noisy "
+                "latents of every step. Set recipe.estimate: clean_estimate, or let it ask for latents and sigma."
+            )

@@ -11,6 +11,7 @@ from flowrl.groups import group_rank
 from flowrl.recipe import Recipe
 from flowrl.visual.points import Column
 from flowrl.visual.policy import Example
+from flowrl.visual.score import Score, show
 from rewards.table import RewardTable
 from samplers import RolloutTree
 
@@ -23,12 +24,12 @@ def along_paths(
     examples: Sequence[Example],
     velocity: Callable,
     decode: Callable,
-    score: Callable,
+    score: Score,
 ) -> tuple[RewardTable, Float[Tensor, "N T1"] | None]:
-    """(table, score of every state on each leaf's path), by the clean estimate there; None where no role asks for it.
+    """(table, score of every state on each leaf's path), by the estimate there; None where no role asks for it.
 
-    Each distinct state is estimated, decoded and scored once, as many at a time as there are leaves. A leaf of which
-    a score failed is invalid in the table that is returned.
+    Each distinct state is estimated and shown to the rewards once, as many at a time as there are leaves. A leaf of
+    which a score failed is invalid in the table that is returned.
     """
     if recipe.estimate is None:
         return table, None
@@ -40,8 +41,9 @@ def along_paths(
     for rows in others.split(max(int(tree.finished.sum()), 1)):
         latents = tree.states[rows.to(tree.states.device)]
         known = {"latents": latents, "sigma": sigma[rows].to(latents.device), "prompt": prompt[rows]}
-        clean = recipe.estimate(**known, velocity=velocity)
-        found = score(decode(clean), [examples[i] for i in leaf[rows].tolist()], tree.group[leaf[rows]])
+        shown, level = recipe.estimate(**known, velocity=velocity)
+        whose = [examples[i] for i in leaf[rows].tolist()]
+        found = show(score, decode, shown, whose, tree.group[leaf[rows]], level)
         value[rows], valid[rows] = found.total().to(value), found.valid
     taken, last = edge >= 0, tree.step_next[edge.max(1).values]
     states = torch.full((len(edge), edge.shape[1] + 1), torch.nan)
@@ -51,10 +53,10 @@ def along_paths(
     return replace(table, valid=table.valid & scored), states.to(table.value.dtype)
 
 
-def score_finished(tree: RolloutTree, examples: Sequence[Example], decode: Callable, score: Callable) -> RewardTable:
+def score_finished(tree: RolloutTree, examples: Sequence[Example], decode: Callable, score: Score) -> RewardTable:
     """What the rewards say of the finished pictures; a candidate that ended before is told what its path came to."""
     rows = tree.finished.nonzero()[:, 0]
-    table = score(decode(tree.leaves()), [examples[i] for i in rows.tolist()], tree.group[rows])
+    table = show(score, decode, tree.leaves(), [examples[i] for i in rows.tolist()], tree.group[rows])
     of_leaf = tree.finished.cumsum(0) - 1  # a root's finished leaf comes first
     valid = table.valid[of_leaf] | ~tree.finished
     return replace(table, value=table.value[of_leaf], valid=valid, group=tree.group)

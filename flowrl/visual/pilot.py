@@ -1,6 +1,6 @@
 """One deterministic picture of every candidate: which prompts an update rolls out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from flowrl import randomness
 from flowrl.recipe import Recipe
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step
+from flowrl.visual.score import Score, show
 from samplers import rollout
 
 
@@ -16,7 +17,7 @@ def pilot(
     policy: Policy,
     recipe: Recipe,
     examples: Sequence[Example],
-    score: Callable,
+    score: Score,
     memory: Mapping[str, Tensor],
     *,
     seed: int,
@@ -36,7 +37,7 @@ def pilot(
     with policy.at(recipe.rollout.drawn_by(iteration)):
         velocity = in_step(policy, ranks, len(mine), batch_size)
         tree = rollout(velocity, torch.cat(noise), policy.encode(mine), policy.sigmas(recipe.rollout.steps))
-        table = score(policy.decode(tree.leaves()), mine, torch.tensor(names))
+        table = show(score, policy.decode, tree.leaves(), mine, torch.tensor(names))
     reward, valid = ranks.gather(table.value), ranks.gather(table.valid)
     if not bool(valid.any()):
         raise RuntimeError(f"none of {len(examples)} candidates could be scored, so no prompt can be chosen.")

@@ -1,6 +1,6 @@
 """The loop body: prompts -> tree -> rewards -> advantages -> points -> optimizer updates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,13 +16,11 @@ from flowrl.visual.pilot import pilot
 from flowrl.visual.points import Column, Drawn
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step, is_spare
+from flowrl.visual.score import Score
 from flowrl.visual.table import earned
 from flowrl.visual.watch import Watch
-from rewards.table import RewardTable
 from samplers import RolloutTree, rollout
 from samplers.layout import lengths
-
-Score = Callable[[Tensor, Sequence[Example], Tensor], RewardTable]  # images, example of each, group of each
 
 
 def update(

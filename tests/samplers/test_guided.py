@@ -18,7 +18,7 @@ def velocity(latents, sigma, prompt):
     return (level - (1 - level) * 0.25) * pull - 2
 
 
-def walk(count, score=lambda x: x.sum(1), rows=400, steps=8, calls=None):
+def walk(count, score=lambda x, sigma: x.sum(1), rows=400, steps=8, calls=None, ahead=True):
     def counted(latents, sigma, prompt):
         if calls is not None:
             calls.append(len(latents))
@@ -27,7 +27,8 @@ def walk(count, score=lambda x: x.sum(1), rows=400, steps=8, calls=None):
     start = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0))
     named = [generator(0, i) for i in range(rows)]
     prompt = torch.zeros(rows, dtype=torch.long)
-    return guided(counted, start, prompt, schedules.linear(steps), FLOW, score, count=count, generators=named)
+    known = {"count": count, "generators": named, "ahead": ahead}
+    return guided(counted, start, prompt, schedules.linear(steps), FLOW, score, **known)
 
 
 def test_more_candidates_reach_a_higher_reward():
@@ -38,7 +39,7 @@ def test_more_candidates_reach_a_higher_reward():
 
 def test_one_candidate_is_the_plain_stochastic_sampler():
     """And what the reward says does not matter."""
-    plain, other = walk(1), walk(1, score=lambda x: -x.sum(1))
+    plain, other = walk(1), walk(1, score=lambda x, sigma: -x.sum(1))
     assert torch.equal(plain, other)
     x, sigmas = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))[:1], schedules.linear(8)
     named = generator(0, 0)
@@ -54,3 +55,16 @@ def test_every_draw_is_seen_by_the_network_once():
     calls = []
     walk(3, rows=5, steps=4, calls=calls)
     assert calls == [5, 15, 15, 15]
+
+
+def test_a_reward_on_noisy_draws_needs_the_network_for_the_chosen_alone():
+    """It is told their level, and its choice raises the reward as that by estimates does."""
+    calls, levels = [], []
+
+    def score(latents, sigma):
+        levels.append(sigma.unique().item())
+        return latents.sum(1)
+
+    found = walk(3, score, rows=400, steps=4, calls=calls, ahead=False)
+    assert calls == [400] * 4 and levels == [0.75, 0.5, 0.25]
+    assert found.sum(1).mean() > walk(1, steps=4).sum(1).mean() + 0.5

@@ -9,6 +9,7 @@ from flowrl.visual.paths import along_paths, of_best_paths, per_edge, score_fini
 from flowrl.visual.policy import Example
 from flowrl.visual.trainer import roll_out
 from rewards.table import RewardTable
+from samplers import estimates
 
 EXAMPLES = [Example("1"), Example("2")]
 
@@ -61,13 +62,9 @@ def test_a_leaf_whose_estimate_failed_is_invalid_and_the_others_are_not(rolled):
         found.valid[(images == gone).flatten(1).all(1)] = False
         return found
 
-    def as_it_is(latents):
-        """A state stands for its own estimate."""
-        return latents
-
     first = table_of(policy.decode(tree.leaves()), tree.group)
     table, _ = along_paths(
-        recipe.but(estimate=part(as_it_is)), tree, first, examples, policy.velocity, policy.decode, score
+        recipe.but(estimate=part(estimates.as_drawn)), tree, first, examples, policy.velocity, policy.decode, score
     )
     assert (~table.valid).nonzero().flatten().tolist() == [3]
 

@@ -207,7 +207,8 @@ def stepwise_flow_grpo() -> Recipe:
 def drm_stepwise() -> Recipe:
     """DRM, step-wise GRPO: six candidates a step, compared by the reward of where they lead.  https://github.com/jjaxonx/DRM
 
-    A random one goes on. Its rewards see a one-step clean estimate; its own sees the noisy latents (OUR READING).
+    A random one goes on (OUR READING). Rewards on pictures see a one-step clean estimate; estimate = as_drawn shows
+    rewards that ask for latents and sigma, as its own does, the noisy latents.
     """
     return flow_grpo().but(
         rollout={"roots": 4, "forks": part(fork_plans.every_noisy, children=6), "candidates": True},
