@@ -16,10 +16,10 @@ from flowrl.run.prepare import load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Run
 from flowrl.run.tree_chart import Grown
-from flowrl.visual.paths import along_paths
+from flowrl.visual.paths import along_paths, score_finished
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step
-from flowrl.visual.score import Score, show
+from flowrl.visual.score import Score
 from flowrl.visual.table import earned
 from flowrl.visual.trainer import roll_out
 from samplers import schedules
@@ -66,8 +66,6 @@ def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path |
     run, recipe, iteration = chosen.run, chosen.run.build_recipe(), chosen.iteration
     to = output or Path(f"{chosen.key}-tree.svg")
     files.check_output(to, "--output")
-    if recipe.rollout.candidates:
-        raise ValueError(f"{chosen.key}: candidates that end before the picture cannot be drawn.")
     counts = plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed, iteration=iteration)
     if counts.leaves > tree_chart.MOST:
         raise ValueError(
@@ -106,7 +104,7 @@ def grow(
     named, size = {"seed": run.seed, "iteration": iteration}, run.budget.batch_size
     rolled, noisy = roll_out(policy, recipe, [example], **named, batch_size=size)
     pictures, alike = policy.decode(rolled.leaves()), [example] * len(rolled.final)
-    table = show(score, lambda _: pictures, rolled.leaves(), alike, rolled.group)
+    table = score_finished(rolled, alike, lambda _: pictures, score)
     velocity = in_step(policy, Ranks(), recipe.rollout.roots, size)
     table, states = along_paths(recipe, rolled, table, alike, velocity, policy.decode, score)
     found = earned(recipe, rolled, noisy, table, [number], memory, Ranks(), **named, state_reward=states)

@@ -5,6 +5,7 @@ dashed where that is below 0, so that grey prints tell it too; it is the wider t
 """
 
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -29,6 +30,7 @@ COLOURS = {f"above{i}": pair for i, pair in enumerate(ABOVE, 1)} | {
 }
 COLOURS |= {"even": ("#b3b9c0", "#626a73")}
 SCALE = [f"below{i}" for i in range(LEVELS, 0, -1)] + ["even"] + [f"above{i}" for i in range(1, LEVELS + 1)]
+SIDE = 44  # of a picture as it is drawn, at most, with its margin
 PIXELS = 96  # of a stored picture at most, each way
 
 
@@ -40,7 +42,7 @@ class Grown:
     advantage: Float[Tensor, "N T"]  # of the edge that leaf n took at step t
     trained: Bool[Tensor, "N T"]
     reward: Float[Tensor, " N"]  # nan where it could not be scored
-    pictures: Float[Tensor, "N 3 H W"]
+    pictures: Float[Tensor, "M 3 H W"]  # of the leaves that are finished
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Edge:
     step_next: int
     start: Number
     end: Number
-    leaves: int  # below it
+    leaves: int  # finished ones below it
     advantage: Number | None  # mean over these; None where the edge is determined
     trained: bool
 
@@ -65,30 +67,52 @@ def picture(grown: Grown, *, title: str, prompt: str, note: str) -> str:
     heights, row = rows(grown.tree)
     found, steps = edges(grown, heights), len(grown.tree.sigmas) - 1
     largest = max((abs(e.advantage) for e in found if e.drawn), default=0.0)
-    bottom = heights[-1] + row / 2
+    bottom, side = max(heights) + row / 2, min(row, SIDE)
 
     def across(step):
         return LEFT + (RIGHT - LEFT) * step / steps
 
     body = [*page(WIDTH, round(bottom) + FOOT, f"{title}: {prompt}", COLOURS)]
     body += [text(LEFT, 28, title, "ink", size=16, weight=600), text(LEFT, 50, f'"{_short(prompt)}"', "ink")]
-    body += [text(LEFT, 70, _short(note), "faint"), text(RIGHT + 18 + row, TOP - 6, "reward", "faint", size=11)]
+    body += [text(LEFT, 70, _short(note), "faint"), text(RIGHT + 18 + side, TOP - 6, "reward", "faint", size=11)]
     body += _axis(found, steps, across, bottom)
     order = sorted(found, key=lambda e: abs(e.advantage) if e.drawn else -1)  # what stands out lies on top
-    body += [_line(edge, across, largest, len(heights)) for edge in order]
-    body += [part for n, y in enumerate(heights) for part in _leaf(grown, n, y, row)]
+    finished = grown.tree.finished.nonzero()[:, 0].tolist()
+    body += [_line(edge, across, largest, len(finished)) for edge in order]
+    for n, shown in zip(finished, grown.pictures, strict=True):
+        body += _leaf(shown, float(grown.reward[n]), heights[n], side)
     return "\n".join([*body, *_legend(found, largest, bottom + 100), "</svg>", ""])
 
 
 def rows(tree: RolloutTree) -> tuple[list[Number], Number]:
-    """(height of each leaf, room for one); the leaves of two noises or two groups stand apart."""
-    families = list(zip(tree.root.tolist(), tree.group.tolist(), strict=True))
+    """(height of each leaf, room for one); the leaves of two noises or two groups stand apart.
+
+    A candidate that was not gone on from has no row of its own: those of a step fan out around the path that went on.
+    """
+    done = tree.finished
+    families = list(zip(tree.root[done].tolist(), tree.group[done].tolist(), strict=True))
     some = 1 < len(set(families)) < len(families)
     places = [0.5]
     for before, after in pairwise(families):
         places.append(places[-1] + (1.5 if some and before != after else 1))
-    row = min(max(720 / places[-1], 14), 44)
-    return [TOP + place * row for place in places], row
+    row = min(max(720 / places[-1], 14), SIDE if bool(done.all()) else 2 * SIDE)
+    heights = iter(TOP + place * row for place in places)
+    own = [next(heights) if ended else None for ended in done.tolist()]
+    path = {root: y for root, y in zip(tree.root.tolist(), own, strict=True) if y is not None}
+    behind, seen = _left_behind(tree), Counter()
+    left = Counter(key for _, key in behind)
+    for n, key in behind:
+        seen[key] += 1
+        share = seen[key] / (left[key] + 1) - 0.5  # above and below, none of them on the path
+        own[n] = path[key[0]] + (share + 0.1 * (1 if share >= 0 else -1)) * 0.7 * row
+    return own, row
+
+
+def _left_behind(tree) -> list[tuple[int, tuple[int, int]]]:
+    """(leaf, (root, last edge's step)) of every candidate that was not gone on from."""
+    steps = tree.step[tree.edge.max(1).values].tolist()
+    ended = (~tree.finished).nonzero()[:, 0].tolist()
+    return [(n, (int(tree.root[n]), steps[n])) for n in ended]
 
 
 def edges(grown: Grown, heights: Sequence[Number]) -> list[Edge]:
@@ -99,14 +123,17 @@ def edges(grown: Grown, heights: Sequence[Number]) -> list[Edge]:
         for last, edge in zip([None, *path], path, strict=False):
             below.setdefault(edge, []).append(n)
             before[edge] = last
-    root = {r: mean(y for y, own in zip(heights, roots, strict=True) if own == r) for r in set(roots)}
-    end = {edge: mean(heights[n] for n in leaves) for edge, leaves in below.items()}
+    done = tree.finished.tolist()
+    finished = {edge: [n for n in leaves if done[n]] for edge, leaves in below.items()}
+    whole = list(zip(heights, roots, done, strict=True))
+    root = {r: mean(y for y, own, ended in whole if own == r and ended) for r in set(roots)}
+    end = {edge: mean(heights[n] for n in finished[edge] or leaves) for edge, leaves in below.items()}
     found = []
     for edge, leaves in below.items():
         step, start = int(tree.step[edge]), root[roots[leaves[0]]] if before[edge] is None else end[before[edge]]
         gain = float(grown.advantage[leaves, step].mean()) if tree.noisy[edge] else None
         trained = bool(grown.trained[leaves, step].any())
-        found.append(Edge(step, int(tree.step_next[edge]), start, end[edge], len(leaves), gain, trained))
+        found.append(Edge(step, int(tree.step_next[edge]), start, end[edge], len(finished[edge]), gain, trained))
     return found
 
 
@@ -118,7 +145,7 @@ def colour(advantage: Number, largest: Number) -> str:
 
 def _line(edge, across, largest, leaves):
     kind = colour(edge.advantage, largest) if edge.drawn else "even"
-    width = (2.2 + 5 * ((edge.leaves - 1) / max(leaves - 1, 1)) ** 0.5) * (1 if edge.drawn else 0.4)
+    width = (2.2 + 5 * (max(edge.leaves - 1, 0) / max(leaves - 1, 1)) ** 0.5) * (1 if edge.drawn else 0.4)
     told = f"step {edge.step}, leaves below {edge.leaves}, "
     told += f"advantage {edge.advantage:+.3f}{'' if edge.trained else ', not trained'}" if edge.drawn else "no noise"
     x, end = across(edge.step), across(edge.step_next)
@@ -136,15 +163,15 @@ def _stroke(path, kind, width, *, pale=False, told=""):
     return f'<path class="{kind}-line" fill="none" stroke-width="{width:.1f}"{more} d="{path}"{end}'
 
 
-def _leaf(grown, n, y, row):
-    side, reward = row - 3, float(grown.reward[n])
-    data = b64encode(png_bytes(grown.pictures[n], PIXELS)).decode()
-    sharp = ' style="image-rendering:pixelated"' if max(grown.pictures.shape[2:]) < PIXELS else ""
+def _leaf(shown, reward, y, room):
+    side = room - 3
+    data = b64encode(png_bytes(shown, PIXELS)).decode()
+    sharp = ' style="image-rendering:pixelated"' if max(shown.shape[1:]) < PIXELS else ""
     place = f'x="{RIGHT + 12}" y="{y - side / 2:.1f}" width="{side:.1f}" height="{side:.1f}"'
     yield f'<image {place}{sharp} href="data:image/png;base64,{data}"/>'
     yield f'<rect class="faint-line" fill="none" stroke-width="0.5" {place}/>'
-    size = min(13, row - 3)
-    yield text(RIGHT + 18 + row, y + size / 3, "-" if reward != reward else f"{reward:.3f}", "ink", size=size)
+    size = min(13, side)
+    yield text(RIGHT + 18 + room, y + size / 3, "-" if reward != reward else f"{reward:.3f}", "ink", size=size)
 
 
 def _axis(found, steps, across, bottom) -> Iterator[str]:

@@ -185,3 +185,29 @@ def test_a_rollout_without_noise_is_grey_and_says_so():
     assert len(drawn.lines) == 12 and {line.get("class") for line in drawn.lines} == {"even-line"}
     said = [word.text for word in drawn.words]
     assert any(one.startswith("No step draws noise") for one in said) and "drawn" not in said
+
+
+def test_candidates_fan_out_around_the_path_that_went_on_and_have_no_picture():
+    """Three of a state at two of three steps, two noises: a row for each noise alone."""
+    tree = rollout(
+        lambda latents, sigma, prompt: torch.zeros_like(latents),
+        torch.zeros(2, 2),
+        torch.zeros(2, dtype=torch.long),
+        torch.linspace(1, 0, 4),
+        kernels.dance_sde,
+        noisy=[0, 1],
+        forks={0: 3, 1: 3},
+        candidates=True,
+        generators=[torch.Generator().manual_seed(i) for i in range(2)],
+    )
+    gain = torch.zeros(len(tree.final), 3)
+    drawn = Grown(tree, gain, gain > -1, gain[:, 0], torch.zeros(2, 3, 4, 4))
+    heights, room = rows(tree)
+    found = edges(drawn, heights)
+    own = [y for y, done in zip(heights, tree.finished.tolist(), strict=True) if done]
+    assert len(own) == 2 and own[1] - own[0] == room
+    for step in (0, 1):
+        starts, ends = zip(*((e.start, e.end) for e in found if e.step == step), strict=True)
+        assert sorted(set(starts)) == own and len(set(ends)) == 6 and set(own) < set(ends)
+        assert all(min(abs(end - y) for y in own) < room / 2 for end in ends)
+    assert picture(drawn, title="t", prompt="p", note="n").count("<image") == 2
