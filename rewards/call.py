@@ -5,8 +5,10 @@ A fault is a RewardError of one line that names the reward, the images concerned
 
 import queue
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,8 +36,8 @@ def ask(
     except _Late:
         raise RewardError(f"{who} did not answer within {reward.deadline:g} s ({n} images)") from None
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        fault = f"{who} raised {type(error).__name__}: {said} ({n} images, first prompt {_short(prompts[0])})"
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        fault = f"{who} raised {said} ({_place(error)}; {n} images, first prompt {_short(prompts[0])})"
         if reward.on_error == "raise":
             raise RewardError(fault) from error
         warnings.warn(f"{fault}; all of them are left out", stacklevel=2)
@@ -89,6 +91,14 @@ def _finite(reward: Reward, who: str, answer: object, prompts: Sequence[str]) ->
             raise RewardError(f"{fault}. on_error: mask leaves such samples out.")
         warnings.warn(f"{fault}; left out", stacklevel=3)
     return scores
+
+
+def _place(error: Exception) -> str:
+    """File and line where it was raised, of the user's own code if that is on the way."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def _short(prompt: str) -> str:

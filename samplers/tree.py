@@ -45,6 +45,19 @@ class RolloutTree:
     final: Int[Tensor, " N"]  # row of `states` where it ends
     finished: Bool[Tensor, " N"]  # at sigma = 0; not a candidate that was not gone on from
 
+    def __post_init__(self) -> None:
+        """C37: ValueError where tables do not fit each other, whoever filled them."""
+        steps, (low, high) = self.edge.shape[1], (int(x) for x in self.edge.aminmax())
+        if len(self.sigmas) != steps + 1:
+            raise ValueError(f"{len(self.sigmas)} sigmas for {steps} steps; expected {steps + 1}, both ends included.")
+        if bool((self.sigmas.diff() >= 0).any()):
+            raise ValueError(f"sigmas {[round(s, 4) for s in self.sigmas.tolist()]} do not fall from noise to picture.")
+        last = int(torch.cat([self.source, self.target, self.final]).max())
+        if last != len(self.states) - 1:
+            raise ValueError(f"{len(self.states)} latents, of which edges name {last + 1}; expected every one, once.")
+        if low < -1 or high != len(self.source) - 1:
+            raise ValueError(f"paths name {high + 1} edges of {len(self.source)}.")
+
     def leaves(self) -> Float[Tensor, "M *L"]:
         """The finished latents."""
         return self.states[self.final[self.finished].to(self.states.device)]

@@ -66,6 +66,10 @@ class Processes:
         if self.sharded or self._deaf:
             self._hosts = self._told(START, partial(torch.distributed.new_group, backend="gloo", timeout=limit))
 
+    @property
+    def on_one_machine(self) -> bool:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.count)) == self.count
+
     def ranks(self) -> Ranks:
         return Ranks(self.index, self.count, self.gather, self.agree)
 

@@ -19,7 +19,14 @@ class Signs:
     """The signs that have not been told yet; a resumed run, whose `lines` are given, tells none of them again."""
 
     def __init__(self, recipe: Recipe, lines: Sequence[Line] = ()):
-        self._open = [equal_groups, grain, ratio_at_first, same_as_snapshot, partial(clip_range, recipe=recipe)]
+        self._open = [
+            nothing_scored,
+            equal_groups,
+            grain,
+            ratio_at_first,
+            same_as_snapshot,
+            partial(clip_range, recipe=recipe),
+        ]
         if not recipe.scales_each_reward:
             self._open.append(reward_scales)
         for i, line in enumerate(lines):
@@ -30,6 +37,16 @@ class Signs:
         told = {sign: text for sign in self._open if (text := sign(lines, log))}
         self._open = [sign for sign in self._open if sign not in told]
         return list(told.values())
+
+
+def nothing_scored(lines: Sequence[Line], log: Line) -> str | None:
+    """An update of which no picture could be scored, which on_error = mask lets pass."""
+    if log.get("train_calls") != 0 or not log.get("reward/invalid"):
+        return None
+    return (
+        f"update {log['iteration']} trained nothing: none of its {log['reward/invalid']} pictures was scored with "
+        "others of its group. See the rewards whose on_error is mask."
+    )
 
 
 def equal_groups(lines: Sequence[Line], log: Line) -> str | None:

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -259,8 +260,13 @@ class Training:
         return f"{'nothing' if self.writer.newest is None else f'update {self.writer.newest}'} is checkpointed"
 
     def _command(self):
-        start = "flowrl train" if self.prepared.processes.count == 1 else "accelerate launch ... scripts/train.py"
-        return f"{start} --resume {shlex.quote(str(self.directory))}"
+        processes, resume = self.prepared.processes, f"--resume {shlex.quote(str(self.directory))}"
+        if processes.count == 1:
+            return f"flowrl train {resume}"
+        if processes.sharded or not processes.on_one_machine:
+            return f"the command that started it, with {resume} in the place of the run file and its settings"
+        script = shlex.quote(sys.argv[0])
+        return f"accelerate launch --multi_gpu --num_processes {processes.count} {script} {resume}"
 
 
 def _evaluated(prepared):

@@ -1,5 +1,6 @@
 """A reward is called by name, and its faults stop the run or are left out, as it asks."""
 
+import inspect
 import queue
 import signal
 import threading
@@ -81,8 +82,10 @@ def test_a_sample_is_invalid_where_one_of_its_components_is():
 def test_an_exception_names_the_reward_and_keeps_its_cause():
     with pytest.raises(RewardError) as fault:
         _ask(lambda images: 1 / 0)
+    line = inspect.currentframe().f_lineno - 1
     assert str(fault.value) == (
-        "reward 'x' raised ZeroDivisionError: division by zero (4 images, first prompt 'a red cube')"
+        f"reward 'x' raised ZeroDivisionError: division by zero (test_call.py:{line}; 4 images, "
+        "first prompt 'a red cube')"
     )
     assert isinstance(fault.value.__cause__, ZeroDivisionError)
 

@@ -158,7 +158,9 @@ def test_a_fault_of_a_running_job_is_one_line_and_exit_code_1(command, run_file,
     )
     done = command("train", run_file(rewards={"late": {"function": "late_rewards:late"}}))
     assert done.code == 1 and len(done.err) == 1
-    assert done.err[0].startswith("flowrl: reward 'late' raised ZeroDivisionError: division by zero (8 images, first")
+    assert done.err[0].startswith(
+        "flowrl: reward 'late' raised ZeroDivisionError: division by zero (late_rewards.py:5; 8 images"
+    )
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "run" / "adapter" / "pytorch_lora_weights.safetensors").is_file()
 

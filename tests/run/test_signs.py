@@ -45,6 +45,17 @@ def test_nothing_is_told_of_a_run_that_goes_well():
     assert told(TWO, updates(30, **log)) == {}
 
 
+def test_an_update_of_which_nothing_was_scored_is_told_at_once():
+    """on_error = mask leaves out what fails; where that is everything, nothing is trained."""
+    logs = [
+        *updates(3, train_calls=8, **{"reward/invalid": 1}),
+        *updates(2, 4, train_calls=0, **{"reward/invalid": 16}),
+    ]
+    found = told(TWO, logs)
+    assert list(found) == [4] and found[4][0].startswith("update 4 trained nothing: none of its 16 pictures")
+    assert told(TWO, updates(3, train_calls=0, **{"reward/invalid": 0})) == {}, "equal rewards have a sign of their own"
+
+
 def test_groups_that_teach_nothing_are_told_after_ten_updates_and_never_again():
     """C01: also after a resume, which is told with the lines before; a better time in between changes nothing."""
     bad, good = {"group/zero_spread": 0.6}, {"group/zero_spread": 0.0}

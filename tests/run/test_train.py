@@ -288,7 +288,7 @@ FAULTS = {
     "few": (lambda scores: scores[1:], "returned 7 values for 8 images"),
     "many": (lambda scores: [*scores, 0.0], "returned 9 values for 8 images"),
     "wide": (lambda scores: torch.tensor([scores, scores]).T, "returned shape (8, 2) for 8 images"),
-    "raises": (lambda scores: 1 / 0, "raised ZeroDivisionError: division by zero (8 images, first prompt '"),
+    "raises": (lambda scores: 1 / 0, "raised ZeroDivisionError: division by zero (test_train.py:"),
 }
 
 

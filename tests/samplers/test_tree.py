@@ -1,5 +1,6 @@
 """samplers/tree.py: branching rollouts as integer tables."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -275,3 +276,19 @@ def test_a_solver_takes_the_place_of_euler_steps_and_keeps_the_finals_alone():
     tree = rollout(velocity, latents, prompt, sigmas, solver=solvers.dpm_solver, batch_size=2)
     assert torch.equal(tree.leaves(), solvers.dpm_solver(velocity, latents, prompt, sigmas)) and len(tree.states) == 5
     assert seen[:18] == [2, 2, 1] * 6 and bool((tree.source == -1).all()) and bool(tree.log_prob.isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tree: {"states": tree.states[:-1]}, "latents, of which edges name"),
+        (lambda tree: {"sigmas": tree.sigmas[1:]}, "5 sigmas for 5 steps; expected 6, both ends included"),
+        (lambda tree: {"sigmas": tree.sigmas[[0, 2, 1, 3, 4, 5]]}, "do not fall from noise to picture"),
+        (lambda tree: {"edge": torch.where(tree.edge == 9, 8, tree.edge)}, "paths name 9 edges of 10"),
+    ],
+)
+def test_a_table_that_does_not_fit_the_others_is_refused_whoever_filled_it(change, said):
+    """C37: a latent or a noise level less, two levels swapped, an edge less."""
+    tree = roll()
+    with pytest.raises(ValueError, match=said):
+        replace(tree, **change(tree))

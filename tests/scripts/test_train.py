@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -154,7 +155,9 @@ def test_a_signal_to_the_launcher_stops_both_with_a_checkpoint_and_one_line(fold
     _, said = process.communicate(timeout=60)
     lines = [line for line in said.splitlines() if line.startswith("flowrl")]
     assert len(children) == 2 and len(lines) == 1, said[-3000:]
-    assert " is checkpointed. Go on with: accelerate launch ... scripts/train.py --resume cut" in lines[0]
+    command = shlex.split(lines[0].partition(" is checkpointed. Go on with: ")[2])
+    assert command[:5] == ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"], lines
+    assert Path(command[5]).samefile(TRAIN) and command[6:] == ["--resume", "cut"]
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     newest = max(int(path.name) for path in (folder / "cut" / "checkpoints").iterdir())
     assert newest == len(lines_of(folder / "cut")) - 1 >= 1 and f"update {newest} is checkpointed" in lines[0]
