@@ -157,7 +157,7 @@ def test_a_signal_to_the_launcher_stops_both_with_a_checkpoint_and_one_line(fold
     assert len(children) == 2 and len(lines) == 1, said[-3000:]
     command = shlex.split(lines[0].partition(" is checkpointed. Go on with: ")[2])
     assert command[:5] == ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"], lines
-    assert Path(command[5]).samefile(TRAIN) and command[6:] == ["--resume", "cut"]
+    assert Path(command[5]).samefile(ROOT / "scripts" / "train.py") and command[6:] == ["--resume", "cut"]
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     newest = max(int(path.name) for path in (folder / "cut" / "checkpoints").iterdir())
     assert newest == len(lines_of(folder / "cut")) - 1 >= 1 and f"update {newest} is checkpointed" in lines[0]
