@@ -21,6 +21,7 @@ from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
 from flowrl.visual.pipelines import sd3, sd3_pipe
+from flowrl.visual.pipelines.folders import distilled
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.score import Score
 from samplers import schedules
@@ -101,7 +102,8 @@ def prepare(
     scoring.check_states(scores[0], recipe)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = ready_policy(run, recipe, origin, processes, pipe)
-    warnings = [*told, *warnings, *negative, *policy.warnings(everybody)]
+    few_steps = distilled(Path(pipe.config.get("_name_or_path") or "") if pipe else resolve(run.model.path))
+    warnings = [*told, *warnings, *negative, *([few_steps] if few_steps else []), *policy.warnings(everybody)]
     learner = make_learner(run, policy, processes, optimizer)
     return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
 

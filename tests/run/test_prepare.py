@@ -173,3 +173,11 @@ def test_more_processes_than_prompts_are_refused(prepared, monkeypatch, prompts,
     monkeypatch.setattr(module, "Processes", two)
     changes = {"budget": {"prompts_per_update": prompts}, "evaluation": {"prompts": held_out}}
     assert said in (message := fault(prepared, **changes)) and "2 processes" in message
+
+
+def test_a_model_distilled_to_few_steps_is_warned_of(prepared, base, tmp_path):
+    """C47: by the name of its folder; the run may still be started."""
+    (tmp_path / "shapes-turbo").symlink_to(base)
+    assert not any("distilled" in warning for warning in prepared().warnings)
+    found = prepared(model={"path": str(tmp_path / "shapes-turbo")}).warnings
+    assert sum("model 'shapes-turbo' looks distilled to few steps (turbo)" in warning for warning in found) == 1

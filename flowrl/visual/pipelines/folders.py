@@ -1,10 +1,13 @@
 """Pipelines saved to a folder: what is in it, and loading them without noise."""
 
 import json
+import re
 from pathlib import Path
 
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
+
+DISTILLED = re.compile(r"turbo|schnell|lightning|lcm|hyper-?sd|distill|(?<![a-z])dmd", re.IGNORECASE)
 
 
 def quiet() -> None:
@@ -30,3 +33,14 @@ def read_index(path: Path, setting: str = "model.path") -> dict:
             f"{setting} = {str(path)!r} holds a {index.get('_class_name')}; accepted is StableDiffusion3Pipeline."
         )
     return index
+
+
+def distilled(path: Path) -> str | None:
+    """C47: a warning where the name of a model, or of its folder in the hub's cache, says that it is for few steps."""
+    name = path.parents[1].name if path.parent.name == "snapshots" else path.name
+    if not (found := DISTILLED.search(name)):
+        return None
+    return (
+        f"model {name!r} looks distilled to few steps ({found.group()}): it has no velocity that holds at other "
+        "steps, pictures may blur soon. Train the model that it was distilled from, and distil afterwards."
+    )
