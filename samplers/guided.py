@@ -8,6 +8,7 @@ from torch import Tensor
 
 from samplers.candidates import best_one
 from samplers.kernels import bind, ode, spread
+from samplers.tree import started
 
 
 @torch.no_grad()
@@ -30,7 +31,7 @@ def guided(
     ahead:      score one-step clean estimates; otherwise the noisy draws, and the network sees only what goes on
     generators: one private CPU generator per row
     """
-    steps, rows = len(sigmas) - 1, len(latents)
+    steps, rows, latents = len(sigmas) - 1, len(latents), started(latents, sigmas)
     v = velocity(latents, sigmas[:1].to(latents.device).expand(rows), prompt)
     for t in range(steps - 1):
         sigma, sigma_next = (sigmas[i].to(latents.device).expand(rows) for i in (t, t + 1))

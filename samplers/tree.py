@@ -85,6 +85,7 @@ def rollout(
     """Denoise `latents` along `sigmas`, forking where `forks` says; the network sees each distinct state once.
 
     velocity:   (latents [B, *L], sigma [B], prompt [B]) -> [B, *L]
+    latents:    noise of unit variance; where a grid begins below 1 it is scaled to the level that it begins at
     kernel:     of the noisy steps, its numbers bound; what it asks of the schedule (samplers.kernels) is filled in.
                 The other steps take the ODE
     noisy, forks, apart: see samplers.layout.tree_layout
@@ -98,6 +99,7 @@ def rollout(
     solver:     (velocity, latents, prompt, sigmas) -> finals, in the place of Euler steps after the last noisy one
     """
     group, steps = prompt if group is None else group, len(sigmas) - 1
+    latents = started(latents, sigmas)
     if noisy and len(generators) != len(latents):
         raise ValueError(f"{len(generators)} generators for {len(latents)} roots: give one per root.")
     chosen = _choose(forks, generators) if candidates else None
@@ -134,6 +136,11 @@ def rollout(
             log_prob.append(_call_density(density if move.noisy else _absent, reached[number], mean, std))
     levels[steps] = torch.cat([reached.pop(i) for i in layout.arrivals[steps]])
     return _assemble(layout, levels, sigmas, prompt, group, depth, torch.cat(log_prob))
+
+
+def started(noise: Float[Tensor, "R *L"], sigmas: Float[Tensor, " T1"]) -> Float[Tensor, "R *L"]:
+    """Noise as a state at sigmas[0]: of standard deviation hypot(1 - sigma, sigma), that of data of unit variance."""
+    return noise * float(torch.hypot(1 - sigmas[0], sigmas[0]))
 
 
 def _assemble(layout, levels, sigmas, prompt, group, depth, log_prob):

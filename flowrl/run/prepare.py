@@ -20,7 +20,7 @@ from flowrl.run.peers import check_alike, check_launcher, sharded
 from flowrl.run.processes import Processes
 from flowrl.run.resume import Origin
 from flowrl.run.settings import Lora, Run
-from flowrl.visual.pipelines import sd3, sd3_pipe
+from flowrl.visual.pipelines import opening
 from flowrl.visual.pipelines.folders import distilled
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.score import Score
@@ -94,7 +94,7 @@ def prepare(
     weights = scoring.weights_by_name(declared)
     check_best(run, list(weights), held[1])
     if pipe is not None:
-        sd3_pipe.accept(pipe)
+        opening.accept(pipe)
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, pipe=pipe, resume=resume)
     processes = meet(run, device, origin, held[1])
     scorers = scoring.load(declared, everybody, processes.device)
@@ -220,16 +220,17 @@ def pick_device(wanted: str) -> str:
 def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bool = False) -> Policy:
     """The policy of model.path, or over a pipeline that is loaded already; `sharded` if it is distributed next."""
     model, lora = run.model, run.model.lora
-    settings = {"size": model.size, "grid": model.grid, "max_sequence_length": model.max_sequence_length}
+    settings = {"size": model.size, "frames": model.frames, "max_sequence_length": model.max_sequence_length}
+    settings |= {"grid": model.grid, "offload": model.offload}
     settings |= {"gradient_checkpointing": model.gradient_checkpointing}
     settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0, "sharded": sharded}
     if model.train == "lora":
         lora = lora or Lora()
-        settings |= {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or sd3.TARGETS}
+        settings |= {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets}
     dtype = pick_dtype(model.dtype, device)
     if pipe is not None:
-        return sd3.adopt(pipe, dtype=None if model.dtype == "auto" else dtype, device=device, **settings)
-    return sd3.load(resolve(model.path), dtype=dtype, device=device, **settings)
+        return opening.adopt(pipe, dtype=None if model.dtype == "auto" else dtype, device=device, **settings)
+    return opening.load(resolve(model.path), dtype=dtype, device=device, **settings)
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:

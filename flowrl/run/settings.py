@@ -39,9 +39,12 @@ class Model(Section):
     # of arithmetic and frozen weights; auto: float32 on a CPU, else bfloat16, and of a loaded pipeline its own
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    size: Positive | None = None  # pixels of a side; default: the pipeline's own
-    grid: Literal["pipeline", "linear"] = "pipeline"  # the schedule of pipe(num_inference_steps) or of pipe(sigmas)
-    max_sequence_length: Annotated[int, Field(ge=0)] = 256  # T5 tokens
+    size: Positive | tuple[Positive, Positive] | None = None  # pixels: of a side, or (height, width)
+    frames: Positive | None = None  # of a video
+    # the schedule of pipe(num_inference_steps) or of pipe(sigmas=linspace(1, 1/steps, steps))
+    grid: Literal["pipeline", "linear"] | None = None  # default of this and the above: the pipeline's own
+    max_sequence_length: Annotated[int, Field(ge=0)] | None = None  # text tokens, as in pipe(...)
+    offload: bool = False  # text encoders and autoencoder on the device only while they work
     gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
 
 

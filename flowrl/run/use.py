@@ -18,7 +18,7 @@ from flowrl.run.guidance import sample_guided
 from flowrl.run.prepare import evaluation_settings, load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Lora, Run
-from flowrl.visual.pipelines import sd3
+from flowrl.visual.pipelines import opening
 from flowrl.visual.policy import Example, Policy
 from rewards import media
 from samplers import schedules
@@ -42,8 +42,8 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
         for name in counts
     }
     lora = (run.model.lora or Lora()) if run.model.train == "lora" else None
-    targets = (lora.targets or sd3.TARGETS) if lora else ()
-    trainable = sd3.count_trainable(resolve(run.model.path), rank=lora.rank if lora else 0, targets=targets)
+    adapter = {"rank": lora.rank, "targets": lora.targets} if lora else {"rank": 0, "targets": None}
+    trainable = opening.count_trainable(resolve(run.model.path), **adapter)
     steps = counts["optimizer_steps"]  # each sees all prompts
     table["optimizer_steps"] = {"per_prompt": steps, "per_update": steps, "total": steps * updates}
     table["trainable_parameters"] = dict.fromkeys(("per_prompt", "per_update", "total"), trainable)

@@ -81,5 +81,5 @@ def _velocity(policy, rows, latents, sigma):
     if count == len(call):
         return policy.velocity(latents, sigma, prompt)
     first = torch.empty(count, dtype=torch.long).scatter_(0, which, torch.arange(len(call)))
-    first, which = first.to(latents.device), which.to(latents.device)
-    return policy.velocity(latents[first], sigma[first], prompt[first])[which]
+    prompt, first, which = prompt[first], first.to(latents.device), which.to(latents.device)
+    return policy.velocity(latents[first], sigma[first], prompt)[which]

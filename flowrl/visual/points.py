@@ -60,7 +60,7 @@ class Points:
         """Micro-batches of at most `size` calls, but at least one row; the decisions of one call stay together.
 
         Latents are looked up here, so that no row of the whole update is ever stored twice: yields the columns with
-        latents [B, K, *L] in the place of rows of tables. All but `call` is on the device of the first table.
+        latents [B, K, *L] in the place of rows of tables. All but `call` and `prompt` is on the first table's device.
         agree: number of micro-batches here -> how many to make; the spare row fills up
         """
         call = self.columns["call"]
@@ -75,13 +75,14 @@ class Points:
 
     def _looked_up(self, batch):
         device = next(iter(self.tables.values())).device
-        out = {name: x.to(device, non_blocking=True) for name, x in batch.items() if name != "call"}
+        stay = {name: batch[name] for name in ("call", "prompt")}  # what the host decides by
+        out = {name: x.to(device, non_blocking=True) for name, x in batch.items() if name not in stay}
         for name, table in self.tables.items():
             out[name] = table[batch[name].to(table.device)].to(device, non_blocking=True)
         if "x0" in out:
             level = spread(out["sigma"], out["x0"])
             out["latents"] = (1 - level) * out["x0"] + level * out["noise"]
-        return out | {"call": batch["call"]}
+        return out | stay
 
 
 def on_path(tree: RolloutTree, advantage: Float[Tensor, "N T"], weight: Float[Tensor, "N T"]) -> Points:

@@ -18,6 +18,7 @@ class Example:
     prompt: str
     negative_prompt: str = ""
     metadata: dict = field(default_factory=dict)
+    pictures: tuple[str, ...] = ()  # files that condition the generator, where it edits
 
 
 ShareOut = Callable[[nn.Module, Collection[str]], None]  # a network, class names of its blocks: weights become shards
@@ -27,7 +28,8 @@ ShareOut = Callable[[nn.Module, Collection[str]], None]  # a network, class name
 class Policy(Protocol):
     """A flow generator as RL sees it.  Guidance, packing and timestep = 1000 * sigma stay inside.
 
-    `forwards` and `backwards` count rows: one state through the network once; a guided pair is two.
+    `forwards` and `backwards` count rows: one state through the network once; where the policy runs a guided pair,
+    rows_per_state is 2. Prompt ids stay on the CPU.
     """
 
     forwards: int
@@ -35,6 +37,8 @@ class Policy(Protocol):
     guidance: float
     snapshots: "Snapshots"
 
+    @property
+    def rows_per_state(self) -> int: ...
     def encode(self, examples: Sequence[Example]) -> Tensor: ...  # -> prompt ids [P], append-only
     def noise(self, n: int, generator: torch.Generator) -> Tensor: ...  # [n, *L], drawn on the CPU
     def sigmas(self, steps: int) -> Tensor: ...  # [steps + 1], 1 -> 0

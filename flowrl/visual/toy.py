@@ -45,6 +45,8 @@ class ToyPolicy:
         optimizer.zero_grad()
         self.forwards = self.backwards = 0
 
+    rows_per_state = 1
+
     def encode(self, examples: Sequence[Example]) -> Tensor:
         return torch.tensor([int(e.prompt) for e in examples])
 

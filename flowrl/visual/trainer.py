@@ -69,7 +69,7 @@ def update(
         table = score_finished(tree, of_leaf, policy.decode, score)
         table, states = along_paths(recipe, tree, table, of_leaf, velocity, policy.decode, score)
         columns = of_best_paths(recipe, tree, table, velocity)
-    rollout_calls = (policy.forwards - before) // (2 if recipe.rollout.guidance > 1 else 1)
+    rollout_calls = (policy.forwards - before) // policy.rows_per_state
     known = {"state_reward": states, "tracked": given}
     assigned = earned(recipe, tree, noisy, table, prompts, memory, ranks, **named, **known)
     log = assigned.log | {"rollout_calls": rollout_calls}

@@ -17,8 +17,8 @@ def quiet() -> None:
         logging.disable_progress_bar()
 
 
-def read_index(path: Path, setting: str = "model.path") -> dict:
-    """model_index.json of a pipeline folder, or one line that says what is not there."""
+def read_index(path: Path, pipeline: str | None = None, setting: str = "model.path") -> dict:
+    """model_index.json of a pipeline folder, of the class `pipeline` if given, or one line that says what is wrong."""
     file = path / "model_index.json"
     if not path.is_dir():
         raise ValueError(f"{setting} = {str(path)!r}: no such folder.")
@@ -28,10 +28,10 @@ def read_index(path: Path, setting: str = "model.path") -> dict:
         index = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: its model_index.json is {error}.") from None
-    if index.get("_class_name") != "StableDiffusion3Pipeline":
-        raise ValueError(
-            f"{setting} = {str(path)!r} holds a {index.get('_class_name')}; accepted is StableDiffusion3Pipeline."
-        )
+    if "_class_name" not in index:
+        raise ValueError(f"{setting} = {str(path)!r} is not a pipeline: its model_index.json names no class.")
+    if pipeline not in (None, index["_class_name"]):
+        raise ValueError(f"{setting} = {str(path)!r} holds a {index['_class_name']}; expected is {pipeline}.")
     return index
 
 

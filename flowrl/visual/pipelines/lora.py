@@ -1,6 +1,6 @@
-"""Low-rank adapters on a diffusers transformer: made, switched off, and saved so that plain diffusers loads them."""
+"""Low-rank adapters on a diffusers network: made, switched off, and saved so that plain diffusers loads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,22 +15,21 @@ NAME = "policy"
 FILE = "pytorch_lora_weights.safetensors"
 
 
-def add_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
-    """Freeze the transformer and give the modules whose names end in one of `targets` an adapter in fp32.
+def add_lora(network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
+    """Freeze the network and give the modules whose names end in one of `targets` an adapter in fp32.
 
     A is N(0, 1/rank^2) from a generator of its own, B is 0: the start is exactly the base model.
     """
-    names = [name for name, _ in transformer.named_modules()]
+    names = [name for name, _ in network.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
             known = sorted({name.rpartition("transformer_blocks.")[2].partition(".")[2] for name in names} - {""})
-            raise ValueError(
-                f"model.lora.targets: no module of the transformer ends in {target!r}. {nearest(target, known)}"
-            )
-    transformer.requires_grad_(False)
+            kind = type(network).__name__
+            raise ValueError(f"model.lora.targets: no module of {kind} ends in {target!r}. {nearest(target, known)}")
+    network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
-        transformer.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets)), adapter_name=NAME)
-    for name, parameter in transformer.named_parameters():
+        network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets)), adapter_name=NAME)
+    for name, parameter in network.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             parameter.data = parameter.data.float()
         if ".lora_A." in name:
@@ -39,63 +38,80 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: Sequen
 
 
 @contextmanager
-def without_lora(transformer: nn.Module):
+def without_lora(networks: Iterable[nn.Module]):
     """The base model; switching an adapter off and on flips requires_grad, which is put back."""
-    trainable = [p for p in transformer.parameters() if p.requires_grad]
-    transformer.disable_adapters()
+    networks = list(networks)
+    trainable = [p for network in networks for p in network.parameters() if p.requires_grad]
+    for network in networks:
+        network.disable_adapters()
     try:
         yield
     finally:
-        transformer.enable_adapters()
+        for network in networks:
+            network.enable_adapters()
         for parameter in trainable:
             parameter.requires_grad_(True)
 
 
-def lora_weights(pipeline) -> dict[str, torch.Tensor]:
+def lora_weights(network: nn.Module) -> dict[str, torch.Tensor]:
     """The adapter's weights under the names that PEFT gives them."""
-    return get_peft_model_state_dict(pipeline.transformer, adapter_name=NAME)
+    return get_peft_model_state_dict(network, adapter_name=NAME)
 
 
-def save_lora(pipeline, directory: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+def save_lora(pipeline, name: str, directory: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Write `pytorch_lora_weights.safetensors` with the alpha in its metadata, and read it back as diffusers would.
 
-    weights: by default those in force
+    name:    component that the adapter sits on; another than the pipeline's first has a folder of its name, for
+             load_lora_weights(DIRECTORY / name, load_into_NAME=True)
+    weights: see lora_weights
     """
-    adapter = pipeline.transformer.peft_config[NAME]
-    weights = lora_weights(pipeline) if weights is None else weights
-    weights = {name: x.detach().cpu().contiguous() for name, x in weights.items()}
-    config = {k: sorted(v) if isinstance(v, set) else v for k, v in adapter.to_dict().items()}
-    type(pipeline).save_lora_weights(
-        directory, transformer_lora_layers=weights, transformer_lora_adapter_metadata=config
-    )
-    read = type(pipeline).lora_state_dict(directory)
-    prefix = f"{type(pipeline).transformer_name}."
-    same = len(read) == len(weights) and all(torch.equal(read[prefix + name], x) for name, x in weights.items())
+    network, own = getattr(pipeline, name), _keyed(pipeline)
+    weights = {key: x.detach().cpu().contiguous() for key, x in weights.items()}
+    adapter = network.peft_config[NAME].to_dict()
+    config = {key: sorted(x) if isinstance(x, set) else x for key, x in adapter.items()}
+    place = directory if name == own else directory / name
+    layers = {f"{own}_lora_layers": weights, f"{own}_lora_adapter_metadata": config}
+    type(pipeline).save_lora_weights(place, **layers)
+    read, _ = _read(pipeline, place)
+    same = len(read) == len(weights) and all(torch.equal(read[key], x) for key, x in weights.items())
     if not weights or not same:
-        raise RuntimeError(f"{directory}: diffusers does not read back the adapter that was written.")
+        raise RuntimeError(f"{place}: diffusers does not read back the adapter that was written.")
 
 
-def load_lora(pipeline, directory: Path) -> None:
+def load_lora(pipeline, name: str, directory: Path) -> None:
     """Put a saved adapter's weights into the adapter that the policy has."""
-    if not (directory / FILE).is_file():
-        raise ValueError(f"{str(directory)!r} holds no adapter: it has no {FILE}.")
-    prefix = f"{type(pipeline).transformer_name}."
-    read, metadata = type(pipeline).lora_state_dict(directory, return_lora_metadata=True)
-    saved = {k.removeprefix(prefix): v for k, v in read.items()}
-    present = lora_weights(pipeline)
+    place = directory if name == _keyed(pipeline) else directory / name
+    if not (place / FILE).is_file():
+        raise ValueError(f"{str(place)!r} holds no adapter: it has no {FILE}.")
+    network = getattr(pipeline, name)
+    (saved, metadata), present = _read(pipeline, place), lora_weights(network)
     if saved.keys() != present.keys() or any(saved[k].shape != x.shape for k, x in present.items()):
         theirs, ours = _describe(saved), _describe(present)
-        raise ValueError(f"{str(directory)!r}: its adapter has {theirs}; model.lora says {ours}.")
-    alpha, given = pipeline.transformer.peft_config[NAME].lora_alpha, (metadata or {}).get(f"{prefix}lora_alpha")
+        raise ValueError(f"{str(place)!r}: its adapter has {theirs}; model.lora says {ours}.")
+    alpha, given = network.peft_config[NAME].lora_alpha, metadata.get("lora_alpha")
     if given not in (None, alpha):
-        raise ValueError(f"{str(directory)!r} was trained with alpha {given:g}; model.lora.alpha = {alpha:g} differs.")
-    set_peft_model_state_dict(pipeline.transformer, saved, adapter_name=NAME)
+        raise ValueError(f"{str(place)!r} was trained with alpha {given:g}; model.lora.alpha = {alpha:g} differs.")
+    set_peft_model_state_dict(network, saved, adapter_name=NAME)
 
 
-def merge_lora(pipeline) -> None:
-    """Add the adapter to the weights that it adapts, for good; what is left is a plain pipeline."""
-    pipeline.fuse_lora(components=["transformer"], adapter_names=[NAME])
-    pipeline.unload_lora_weights()
+def merge_lora(networks: Iterable[nn.Module]) -> None:
+    """Add the adapters to the weights that they adapt, for good; what is left is plain networks."""
+    for network in networks:
+        network.fuse_lora(adapter_names=[NAME])
+        network.unload_lora()
+
+
+def _keyed(pipeline):
+    """Component that the keys of a file are named after, whichever it is for."""
+    return pipeline.unet_name if hasattr(pipeline, "unet") else pipeline.transformer_name
+
+
+def _read(pipeline, place):
+    """(weights under PEFT's names, metadata) of a file, as diffusers reads it."""
+    prefix = f"{_keyed(pipeline)}."
+    read, *_, metadata = type(pipeline).lora_state_dict(place, return_lora_metadata=True)
+    weights = {key.removeprefix(prefix): x for key, x in read.items()}
+    return weights, {key.removeprefix(prefix): x for key, x in (metadata or {}).items()}
 
 
 def _describe(weights):

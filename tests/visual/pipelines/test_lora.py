@@ -33,7 +33,7 @@ def drawn_by(pipe, policy, steps=4):
     noise = policy.noise(3, randomness.generator(0, "noise"))
     return pipe(
         prompt=PROMPTS, sigmas=torch.linspace(1, 1 / steps, steps).tolist(), latents=noise, guidance_scale=1.0,
-        max_sequence_length=policy.max_sequence_length, output_type="pt",
+        max_sequence_length=policy.family.max_sequence_length, output_type="pt",
     ).images  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_only_the_adapter_is_trained_in_fp32_and_touches_no_global_generator(ope
 def test_plain_diffusers_draws_what_the_trained_policy_draws(opened, plain, tmp_path, kind):
     """C58: effect and strength, with alpha four times the rank; a loader that ignores alpha is off by far."""
     policy = trained(opened, kind)
-    lora.save_lora(policy.pipe, tmp_path / "adapter")
+    policy.save(tmp_path / "adapter")
     ours, start = drawn(policy), drawn(opened(kind))
     pipe = plain(kind)
     pipe.load_lora_weights(tmp_path / "adapter")
@@ -71,7 +71,7 @@ def test_plain_diffusers_draws_what_the_trained_policy_draws(opened, plain, tmp_
 
 def test_alpha_counts_when_an_adapter_is_taken_back(opened, tmp_path):
     policy = trained(opened)
-    lora.save_lora(policy.pipe, tmp_path / "adapter")
+    policy.save(tmp_path / "adapter")
     fresh = opened(rank=4, alpha=16.0)
     fresh.load(tmp_path / "adapter")
     assert torch.equal(drawn(fresh), drawn(policy))
@@ -99,7 +99,7 @@ def test_a_merged_adapter_is_a_whole_pipeline_that_draws_the_same(opened, plain,
     ],
 )
 def test_an_adapter_of_another_shape_is_refused_with_both(opened, tmp_path, settings, ours):
-    lora.save_lora(trained(opened).pipe, tmp_path / "adapter")
+    trained(opened).save(tmp_path / "adapter")
     with pytest.raises(ValueError, match=rf"has rank 4 on 47 modules \(.*\); model\.lora says {ours}\.$"):
         opened(**settings).load(tmp_path / "adapter")
 
@@ -111,11 +111,11 @@ def test_a_folder_without_an_adapter_is_refused(opened, tmp_path):
 
 def test_keys_are_those_of_diffusers_whatever_the_adapter_is_called(opened, tmp_path, monkeypatch):
     """C60: no adapter's name in the file, and the same file from a policy whose adapter has another name."""
-    lora.save_lora(trained(opened).pipe, tmp_path / "one")
+    trained(opened).save(tmp_path / "one")
     monkeypatch.setattr(lora, "NAME", "old")
     renamed = opened(rank=4, alpha=16.0)
     assert "old" in renamed.pipe.transformer.peft_config
-    lora.save_lora(renamed.pipe, tmp_path / "two")
+    renamed.save(tmp_path / "two")
     one, two = (load_file(tmp_path / name / lora.FILE) for name in ("one", "two"))
     assert one.keys() == two.keys() and len(one) == 2 * (4 * 6 + 3 * 6 + 5)
     assert all(key.startswith("transformer.transformer_blocks.") for key in one)
@@ -128,7 +128,7 @@ def test_an_adapter_of_no_tensors_is_not_saved(opened, tmp_path, monkeypatch):
     policy = trained(opened)
     monkeypatch.setattr(lora, "get_peft_model_state_dict", lambda *args, **rest: {})
     with pytest.raises((RuntimeError, ValueError)):
-        lora.save_lora(policy.pipe, tmp_path / "adapter")
+        policy.save(tmp_path / "adapter")
 
 
 def test_an_adapter_that_is_not_read_back_is_an_error(opened, tmp_path, monkeypatch):
@@ -136,9 +136,10 @@ def test_an_adapter_that_is_not_read_back_is_an_error(opened, tmp_path, monkeypa
     policy = trained(opened)
     kind = type(policy.pipe)
     read = kind.lora_state_dict
-    monkeypatch.setattr(kind, "lora_state_dict", lambda *a, **k: {n: 2 * x for n, x in read(*a, **k).items()})
+    doubled = lambda weights, *rest: ({name: 2 * x for name, x in weights.items()}, *rest)  # noqa: E731
+    monkeypatch.setattr(kind, "lora_state_dict", lambda *args, **named: doubled(*read(*args, **named)))
     with pytest.raises(RuntimeError, match="does not read back the adapter"):
-        lora.save_lora(policy.pipe, tmp_path / "adapter")
+        policy.save(tmp_path / "adapter")
 
 
 def test_switching_the_adapter_off_gives_the_base_and_keeps_what_is_trainable(opened):
@@ -146,7 +147,7 @@ def test_switching_the_adapter_off_gives_the_base_and_keeps_what_is_trainable(op
     policy = trained(opened)
     before, start = drawn(policy), drawn(opened())
     trainable = [name for name, _ in policy.trainable()]
-    with pytest.raises(KeyError), lora.without_lora(policy.pipe.transformer):
+    with pytest.raises(KeyError), lora.without_lora([policy.pipe.transformer]):
         assert (drawn(policy) - start).abs().max() <= 1.01 / 255
         raise KeyError
     assert torch.equal(drawn(policy), before) and [name for name, _ in policy.trainable()] == trainable
@@ -154,7 +155,7 @@ def test_switching_the_adapter_off_gives_the_base_and_keeps_what_is_trainable(op
 
 def test_an_adapter_may_sit_on_other_modules(opened, plain, tmp_path):
     policy = trained(opened, targets=("ff.net.0.proj", "attn.to_q"))
-    lora.save_lora(policy.pipe, tmp_path / "adapter")
+    policy.save(tmp_path / "adapter")
     pipe = plain()
     pipe.load_lora_weights(tmp_path / "adapter")
     assert (drawn(policy) - drawn_by(pipe, policy)).abs().max() <= 1.01 / 255

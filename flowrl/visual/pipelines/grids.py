@@ -1,0 +1,70 @@
+"""Noise levels that a pipeline walks, made by its own scheduler."""
+
+import copy
+
+import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, SchedulerMixin
+from torch import Tensor
+
+
+def euler(scheduler: SchedulerMixin) -> FlowMatchEulerDiscreteScheduler:
+    """The one-step scheduler of the same flow: itself, or what shares its shift where it keeps a history of steps."""
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        return copy.deepcopy(scheduler)
+    config = scheduler.config
+    if config.get("use_flow_sigmas") and config.get("prediction_type") == "flow_prediction":
+        return FlowMatchEulerDiscreteScheduler(
+            num_train_timesteps=config.num_train_timesteps, shift=config.get("flow_shift") or 1.0
+        )
+    raise ValueError(
+        f"scheduler {type(scheduler).__name__}: its noise levels are no flow's. Accepted are "
+        "FlowMatchEulerDiscreteScheduler, and multi-step schedulers with use_flow_sigmas and flow_prediction."
+    )
+
+
+def walked(scheduler: SchedulerMixin, steps: int, *, linear: bool, mu: float | None = None) -> Tensor:
+    """fp32 [steps + 1] after set_timesteps(steps), or with `linear` after set_timesteps(sigmas=linspace(1, 1/steps)).
+
+    mu: shift of a scheduler with use_dynamic_shifting
+    """
+    scheduler = euler(scheduler)
+    extra = {"mu": mu} if scheduler.config.use_dynamic_shifting else {}
+    if linear:
+        scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
+    else:
+        scheduler.set_timesteps(steps, **extra)
+    return scheduler.sigmas.cpu().float()
+
+
+def shift_by_tokens(config, tokens: int, *, most: float) -> float:
+    """mu of use_dynamic_shifting: linear in the number of image tokens.
+
+    most: max_shift where the scheduler's configuration does not say
+    """
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    least, most = config.get("base_shift", 0.5), config.get("max_shift", most)
+    return least + (most - least) * (tokens - low) / (high - low)
+
+
+def ddim(scheduler: SchedulerMixin) -> DDIMScheduler:
+    """The one-step scheduler of the same variance-preserving process, ending at alpha 1."""
+    config = scheduler.config
+    if "beta_schedule" not in config or config.prediction_type not in ("epsilon", "v_prediction"):
+        raise ValueError(
+            f"scheduler {type(scheduler).__name__}: expected a variance-preserving one that predicts epsilon or "
+            "v_prediction, such as DDIMScheduler."
+        )
+    return DDIMScheduler.from_config(config, set_alpha_to_one=True, clip_sample=False)
+
+
+def table(scheduler: SchedulerMixin) -> Tensor:
+    """sigma of every training timestep, rising: sqrt(1 - a) / (sqrt(a) + sqrt(1 - a)), a the cumulative alpha (D14)."""
+    kept = ddim(scheduler).alphas_cumprod.double()
+    return ((1 - kept).sqrt() / (kept.sqrt() + (1 - kept).sqrt())).float()
+
+
+def walked_by_ddim(scheduler: SchedulerMixin, steps: int) -> Tensor:
+    """fp32 [steps + 1]: the levels at DDIM's timesteps, and 0.  They begin below 1."""
+    walk = ddim(scheduler)
+    walk.set_timesteps(steps)
+    return torch.cat([table(scheduler)[walk.timesteps.cpu()], torch.zeros(1)])

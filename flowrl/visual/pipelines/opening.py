@@ -1,0 +1,118 @@
+"""A diffusers pipeline to train: opened from a folder or given, checked, in its dtypes and its place."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import diffusers
+import torch
+
+from flowrl.visual.pipelines import families
+from flowrl.visual.pipelines.family import Family
+from flowrl.visual.pipelines.folders import quiet, read_index
+from flowrl.visual.pipelines.lora import add_lora
+from flowrl.visual.pipelines.parts import cast, modules, networks
+from flowrl.visual.pipelines.policy import PipelinePolicy
+
+DTYPES = (torch.float32, torch.bfloat16)
+DRAWN = ("size", "frames", "max_sequence_length")  # settings of a family; the others are the policy's
+
+
+def load(
+    path: str | Path, *, dtype: torch.dtype, device: torch.device, rank: int, sharded: bool = False, **settings
+) -> PipelinePolicy:
+    """Policy over the pipeline saved in the folder `path`.
+
+    sharded: leave the networks on the CPU, for `distribute` to share out
+    """
+    pipe, family = opened(Path(path), dtype, full=not rank)
+    return _policy(pipe, family, device, sharded, dtype=dtype, rank=rank, **settings)
+
+
+def adopt(
+    pipe: object, *, dtype: torch.dtype | None, device: torch.device, sharded: bool = False, **settings
+) -> PipelinePolicy:
+    """Policy over a pipeline that is loaded already, in a dtype or in that of its networks."""
+    family = accept(pipe)
+    own = next(iter(networks(pipe, family.NETWORKS).values())).dtype
+    given(pipe, family, device, dtype)
+    return _policy(pipe, family, device, sharded, dtype=dtype or own, **settings)
+
+
+def _policy(pipe, family, device, sharded, *, offload=False, **settings):
+    trained = networks(pipe, family.NETWORKS).values()
+    for module in modules(pipe):
+        if not (sharded if any(module is network for network in trained) else offload):
+            module.to(device)
+    drawn = {name: settings.pop(name) for name in DRAWN if name in settings}
+    return PipelinePolicy(family(pipe, **drawn), device=device, offload=offload, **settings)
+
+
+def opened(path: Path, dtype: torch.dtype, full: bool) -> tuple[diffusers.DiffusionPipeline, type[Family]]:
+    """The pipeline saved in the folder `path`, in dtype, and its family; what it was saved without stays away.
+
+    full: the networks are trained and come in fp32, without a rounding on the way
+    """
+    index = read_index(path)
+    family = families.find(index["_class_name"], f"model.path = {str(path)!r}")
+    quiet()
+    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
+    dtypes = {name: torch.float32 for name in family.NETWORKS if full and name in index} | {"default": dtype}
+    try:
+        pipe = getattr(diffusers, family.PIPELINE).from_pretrained(path, dtype=dtypes, local_files_only=True, **absent)
+    except Exception as error:  # whatever a missing, truncated or foreign file raises
+        said = " ".join(str(error).split())
+        raise ValueError(f"model.path = {str(path)!r} cannot be loaded: {type(error).__name__}: {said}") from error
+    check(dtype)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, family
+
+
+def given(pipe: diffusers.DiffusionPipeline, family: type[Family], device: torch.device, dtype: torch.dtype | None):
+    """Cast all but the networks of a loaded pipeline to dtype; None: each part keeps its own."""
+    trained = networks(pipe, family.NETWORKS).values()
+    own = next(iter(trained)).dtype
+    check(dtype or own)
+    if dtype is None and own != torch.float32 and device.type == "cpu":
+        raise ValueError(
+            "the pipeline is in bfloat16, which is about 100 times slower than float32 on a CPU: load it in float32, "
+            "or set model.dtype = float32."
+        )
+    for module in modules(pipe) if dtype else ():
+        if not any(module is network for network in trained):
+            cast(module, dtype)
+
+
+def accept(pipe: object) -> type[Family]:
+    """The family of a loaded pipeline; ValueError unless training can take it over."""
+    family = families.find(type(pipe).__name__)
+    if hasattr(pipe, "get_list_adapters") and pipe.get_list_adapters():
+        raise ValueError(
+            f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
+            "and pipe.unload_lora_weights(), or load the base alone."
+        )
+    return family
+
+
+def check(dtype: torch.dtype) -> None:
+    """Refuse a dtype in which gradients would vanish."""
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"the pipeline is in {str(dtype).removeprefix('torch.')}: accepted are float32 and bfloat16, whose "
+            "gradients need no loss scaling. Load it in one of them, or set model.dtype."
+        )
+
+
+def count_trainable(path: Path, *, rank: int, targets: Sequence[str] | None) -> int:
+    """Trainable parameters of a pipeline folder, from its configuration alone: no weight is read."""
+    index = read_index(path)
+    family, count = families.find(index["_class_name"], f"model.path = {str(path)!r}"), 0
+    for name in family.NETWORKS:
+        if name not in index or index[name][0] is None:
+            continue
+        kind = getattr(diffusers, index[name][1])
+        with torch.device("meta"):
+            network = kind.from_config(kind.load_config(path / name))
+        if rank:
+            add_lora(network, rank=rank, alpha=1.0, targets=targets or family.TARGETS, seed=0)
+        count += sum(p.numel() for p in network.parameters() if p.requires_grad)
+    return count

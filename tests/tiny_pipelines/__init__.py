@@ -1,0 +1,51 @@
+"""Tiny random pipelines of diffusers' and transformers' real classes, a module per family.
+
+A module holds `VARIANTS`, {name: Tiny}: what a test needs to know of each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+MODULES = ("sd3",)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A pipeline that draws in milliseconds.
+
+    build: () -> the pipeline, of random weights that matter: its pictures change with the text
+    call:  (pipe, prompts, unpacked noise [N, *L], steps, guidance, (height, width), pictures of each prompt) -> pixels
+           [N, 3, H, W], of a video [N, F, 3, H, W], by plain diffusers; prompts are guided away from ""
+    """
+
+    build: Callable[[], DiffusionPipeline]
+    call: Callable[..., Tensor]
+    sizes: tuple[tuple[int, int], tuple[int, int]]
+    settings: dict = field(default_factory=dict)  # of opening.load: frames, max_sequence_length
+    guidance: tuple[float, float] = (1.0, 4.0)  # without and with
+    lora: bool = True
+    conditioned: bool = False
+
+
+def seeded(build: Callable[[], DiffusionPipeline], seed: int = 0) -> Callable[[], DiffusionPipeline]:
+    """The same random weights every time, whatever was drawn before."""
+
+    def built():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build()
+
+    return built
+
+
+def tiny() -> dict[str, Tiny]:
+    """All of them by name."""
+    found = {}
+    for module in MODULES:
+        found |= import_module(f"tiny_pipelines.{module}").VARIANTS
+    return found

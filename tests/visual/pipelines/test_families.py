@@ -1,0 +1,171 @@
+"""What every family of pipelines keeps, on tiny pipelines of the real classes, beside plain diffusers."""
+
+import math
+
+import pytest
+import torch
+from diffusers.utils import load_image
+from tiny_pipelines import tiny
+
+from flowrl import randomness
+from flowrl.changes import changed
+from flowrl.recipes import find
+from flowrl.visual.policy import Example
+from flowrl.visual.trainer import roll_out
+from rewards import media
+from rewards.table import RewardTable
+from samplers import rollout
+
+PROMPTS = ["a red circle", "two blue squares on the left of a green cross"]
+TINY = tiny()
+
+
+def examples_for(name, pictures=()):
+    return [Example(p, pictures=pictures if TINY[name].conditioned else ()) for p in PROMPTS]
+
+
+def noise_of(policy, n, seed=0):
+    return policy.noise(n, randomness.generator(seed, "test"))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """Files of one picture that condition the pipelines that edit."""
+    file = tmp_path_factory.mktemp("pictures") / "one.png"
+    media.save_png(torch.rand(3, 24, 32, generator=torch.Generator().manual_seed(0)), file)
+    return (str(file),)
+
+
+def finals(policy, examples, noise, steps, guidance):
+    policy.guidance = guidance
+    ids = policy.encode(examples)
+    with torch.no_grad():
+        return rollout(policy.velocity, noise, ids, policy.sigmas(steps)).leaves()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["unguided", "guided"])
+@pytest.mark.parametrize("steps", [3, 4])
+@pytest.mark.parametrize("place", [0, 1], ids=["default-size", "other-size"])
+@pytest.mark.parametrize("name", TINY)
+def test_the_ode_rollout_draws_what_the_pipeline_draws(policy_of, plain_of, pictures, name, place, steps, which):
+    """The same noise gives the same pixels to 1e-4, and they follow the text."""
+    known, size, guidance = TINY[name], TINY[name].sizes[place], TINY[name].guidance[which]
+    policy, examples = policy_of(name, size=size), examples_for(name, pictures)
+    noise = noise_of(policy, 2)
+    latents = finals(policy, examples, noise, steps, guidance)
+    seen = [[load_image(file) for file in e.pictures] for e in examples]
+    theirs = known.call(plain_of(name), PROMPTS, noise.clone(), steps, guidance, size, seen)
+    ours = (policy.family.decode(latents).float() / 2 + 0.5).clamp(0, 1)
+    ours = ours.transpose(1, 2) if ours.ndim == 5 else ours
+    assert ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4), (ours - theirs).abs().max()
+    assert theirs.std() > 1e-3 and (theirs[0] - theirs[1]).abs().max() > 1e-3
+    swapped = finals(policy, examples[::-1], noise, steps, guidance)
+    assert (swapped - latents).abs().max() > 1e-3, "pictures do not follow the text"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_guidance_changes_what_is_drawn(policy_of, pictures, name):
+    policy, examples = policy_of(name), examples_for(name, pictures)
+    one, other = (finals(policy, examples, noise_of(policy, 2), 3, g) for g in TINY[name].guidance)
+    assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_row_does_not_depend_on_its_batch_nor_on_the_others_sigma(policy_of, pictures, name):
+    policy, examples = policy_of(name), examples_for(name, pictures)
+    policy.guidance = TINY[name].guidance[1]
+    ids, latents, sigma = policy.encode(examples), noise_of(policy, 2), torch.tensor([0.9, 0.3])
+    with torch.no_grad():
+        both = policy.velocity(latents, sigma, ids)
+        each = [policy.velocity(latents[i : i + 1], sigma[i : i + 1], ids[i : i + 1]) for i in range(2)]
+    assert torch.allclose(both, torch.cat(each), atol=1e-5)
+    assert policy.forwards == 4 * policy.rows_per_state
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_replayed_log_prob_is_the_recorded_one(policy_of, pictures, name):
+    """Bit for bit in fp32 at equal shapes; with a bf16 base the ratio stays within 1e-3."""
+    for dtype, most in ((torch.float32, 0.0), (torch.bfloat16, 1e-3)):
+        policy, recipe = policy_of(name, dtype=dtype), find("flow_grpo")()
+        tree, noisy = roll_out(policy, recipe, examples_for(name, pictures)[:1], seed=0, iteration=0, roots=[2])
+        step = min(noisy)
+        edge = tree.edge[:, step]
+        kernel = recipe.rollout.kernel.bound
+        source, target = tree.states[tree.source[edge]], tree.states[tree.target[edge]]
+        sigma, sigma_next = (tree.sigmas[t].expand(2) for t in (step, step + 1))
+        with torch.no_grad():
+            velocity = policy.velocity(source, sigma, tree.edge_prompt[edge])
+        mean, std = kernel(source, velocity, sigma, sigma_next, tree.sigmas)
+        replayed = recipe.rollout.density.bound(target, mean, std)
+        assert float((replayed - tree.log_prob[edge]).exp().sub(1).abs().max()) <= most
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if TINY[name].lora])
+def test_a_saved_adapter_does_in_plain_diffusers_what_it_does_here(policy_of, plain_of, pictures, tmp_path, name):
+    """C58: effect and strength, with alpha twice the rank."""
+    known, policy, examples = TINY[name], policy_of(name), examples_for(name, pictures)
+    noise = noise_of(policy, 2)
+    start = finals(policy, examples, noise, 3, known.guidance[0])
+    with torch.no_grad():
+        for key, parameter in policy.trainable():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=randomness.generator(0, key)))
+    trained = finals(policy, examples, noise, 3, known.guidance[0])
+    assert (trained - start).abs().max() > 1e-3
+    policy.save(tmp_path)
+    pipe = plain_of(name)
+    for network in policy.networks:
+        into = {} if network in ("transformer", "unet") else {f"load_into_{network}": True}
+        pipe.load_lora_weights(tmp_path / network if into else tmp_path, **into)
+    seen = [[load_image(file) for file in e.pictures] for e in examples]
+    theirs = known.call(pipe, PROMPTS, noise.clone(), 3, known.guidance[0], known.sizes[0], seen)
+    ours = (policy.family.decode(trained).float() / 2 + 0.5).clamp(0, 1)
+    assert torch.allclose(ours.transpose(1, 2) if ours.ndim == 5 else ours, theirs, atol=1e-4)
+    again = policy_of(name)
+    again.load(tmp_path)
+    assert torch.equal(finals(again, examples, noise, 3, known.guidance[0]), trained)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_full_weights_are_saved_as_a_pipeline_of_the_same_class(policy_of, plain_of, pictures, tmp_path, name):
+    known, policy, examples = TINY[name], policy_of(name, train="full"), examples_for(name, pictures)
+    with torch.no_grad():
+        for _, parameter in policy.trainable():
+            parameter.mul_(1.02)
+    noise = noise_of(policy, 2)
+    policy.save(tmp_path / "model")
+    pipe = plain_of(name, tmp_path / "model")
+    seen = [[load_image(file) for file in e.pictures] for e in examples]
+    theirs = known.call(pipe, PROMPTS, noise.clone(), 3, known.guidance[0], known.sizes[0], seen)
+    ours = policy.family.decode(finals(policy, examples, noise, 3, known.guidance[0])).float()
+    ours = (ours / 2 + 0.5).clamp(0, 1)
+    assert torch.allclose(ours.transpose(1, 2) if ours.ndim == 5 else ours, theirs, atol=1e-4)
+
+
+SMALL = {  # rollouts of a few network calls
+    "flow_grpo": {"rollout.steps": 3, "rollout.roots": 2, "rollout.guidance": 1.5},
+    "branch_grpo": {"rollout.steps": 3, "rollout.forks": {0: 2, 1: 2}},
+    "diffusion_nft": {"rollout.steps": 3, "rollout.roots": 2},
+}
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize("name", TINY)
+def test_two_updates_move_the_weights(policy_of, pictures, loop, name, recipe):
+    """The whole loop on the pipeline: ratio 1 at first, finite numbers, weights that move."""
+    recipe = changed(find(recipe)(), SMALL[recipe]).check()
+    policy, examples = policy_of(name), examples_for(name, pictures)
+    for suffix, rule in recipe.snapshots.items():
+        policy.snapshot(suffix, rule, 0)
+    learner, before = loop.learner(policy), [p.detach().clone() for _, p in policy.trainable()]
+    for iteration in range(2):
+        log = loop.update(policy, recipe, learner, iteration, examples=examples, score=redness)
+        assert all(math.isfinite(x) for x in log.values() if isinstance(x, float))
+        assert log.get("ratio/mean", 1.0) == pytest.approx(1.0, abs=1e-5)
+    moved = [float((p - was).detach().abs().max()) for (_, p), was in zip(policy.trainable(), before, strict=True)]
+    assert max(moved) > 1e-4
+
+
+def redness(images, examples, group):
+    """Of pictures, and of the frames of a video."""
+    value = images.select(-3, 0).flatten(1).mean(1, keepdim=True)
+    return RewardTable(value, torch.ones(1), group, torch.ones(len(value), dtype=torch.bool), ("red",))
