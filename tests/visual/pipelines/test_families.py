@@ -144,7 +144,7 @@ def test_full_weights_are_saved_as_a_pipeline_of_the_same_class(policy_of, plain
 SMALL = {  # rollouts of a few network calls
     "flow_grpo": {"rollout.steps": 3, "rollout.roots": 2, "rollout.guidance": 1.5},
     "branch_grpo": {"rollout.steps": 3, "rollout.forks": {0: 2, 1: 2}},
-    "diffusion_nft": {"rollout.steps": 3, "rollout.roots": 2},
+    "diffusion_nft": {"rollout.steps": 5, "noising.draws": 3, "rollout.roots": 2},
 }
 
 
