@@ -56,6 +56,17 @@ def as_images(media: object) -> Float[Tensor, "N 3 H W"]:
     return from_uint8(media)
 
 
+def check_file(path: Path) -> None:
+    """Raise ValueError unless this is a whole picture."""
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r}: no such file.")
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is no picture that can be read ({' '.join(str(error).split())}).") from None
+
+
 def quantise(images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 H W"]:
     """New fp32 images on the 256 levels that a PNG can hold."""
     return _levels(images) / 255

@@ -1,5 +1,7 @@
 """Everything that can be checked before the first network call, and then the objects of a run."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from flowrl.explain import explain
 from flowrl.part import nearest, part
 from flowrl.recipe import Recipe, Snapshot
 from flowrl.recipes import catalogue, find
-from flowrl.run import files, optimizers, prompts, scoring, trackers
+from flowrl.run import files, fingerprint, optimizers, prompts, scoring, trackers
 from flowrl.run import resume as resuming
 from flowrl.run.config import resolve
 from flowrl.run.evaluation import Settings
@@ -221,7 +223,12 @@ def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bo
     """The policy of model.path, or over a pipeline that is loaded already; `sharded` if it is distributed next."""
     model, lora = run.model, run.model.lora
     settings = {"size": model.size, "frames": model.frames, "max_sequence_length": model.max_sequence_length}
-    settings |= {"grid": model.grid, "offload": model.offload}
+    settings |= {name: getattr(model, name) for name in ("grid", "attention", "compile", "quantize", "offload")}
+    settings |= {name: getattr(model, name) for name in ("vae_tiling", "vae_slicing")}
+    if model.cache:
+        if pipe is not None:
+            raise ValueError("model.cache names texts by the files of model.path, and a loaded pipeline has none.")
+        settings["cache"] = _cache(run)
     settings |= {"gradient_checkpointing": model.gradient_checkpointing}
     settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0, "sharded": sharded}
     if model.train == "lora":
@@ -231,6 +238,15 @@ def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bo
     if pipe is not None:
         return opening.adopt(pipe, dtype=None if model.dtype == "auto" else dtype, device=device, **settings)
     return opening.load(resolve(model.path), dtype=dtype, device=device, **settings)
+
+
+def _cache(run):
+    """Folder of encoded texts: one for each model, as told by its files, and length of texts."""
+    print_of = fingerprint.of_model(resolve(run.model.path)) | {
+        name: str(getattr(run.model, name)) for name in ("dtype", "max_sequence_length")
+    }
+    digest = hashlib.sha256(json.dumps(print_of, sort_keys=True).encode()).hexdigest()
+    return Path(run.model.cache) / digest[:16]
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:

@@ -1,11 +1,13 @@
-"""Prompt files: .txt with one prompt per line, or .jsonl with "prompt", "negative_prompt" and metadata."""
+"""Prompt files: .txt with one prompt per line, or .jsonl with "prompt", "negative_prompt", "image" and metadata."""
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from unicodedata import category
 
 from flowrl.visual.policy import Example
+from rewards import media
 
 
 def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
@@ -23,7 +25,7 @@ def read(path: Path, setting: str) -> tuple[list[Example], list[str]]:
     kept = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not kept:
         raise ValueError(f"{setting} = {str(path)!r} holds no prompt.")
-    parse = _from_json if path.suffix == ".jsonl" else lambda line, where: Example(line)
+    parse = partial(_from_json, path.parent) if path.suffix == ".jsonl" else lambda line, where: Example(line)
     examples = [parse(line, f"{setting} = {str(path)!r}, line {number}") for number, line in kept]
     warnings = []
     if blank := len(lines) - len(kept):
@@ -67,7 +69,7 @@ def columns(examples: Sequence[Example], names: Sequence[str]) -> dict[str, list
     return {name: [e.metadata.get(name) for e in examples] for name in names}
 
 
-def _from_json(line, where):
+def _from_json(folder, line, where):
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
@@ -79,4 +81,19 @@ def _from_json(line, where):
     metadata = {**entry, **entry.get("metadata", {})}
     for name in ("prompt", "negative_prompt", "metadata"):
         metadata.pop(name, None)
-    return Example(entry["prompt"], entry.get("negative_prompt", ""), metadata)
+    pictures = _pictures(metadata.get("image", ()), folder, where)
+    return Example(entry["prompt"], entry.get("negative_prompt", ""), metadata, pictures)
+
+
+def _pictures(given, folder, where):
+    """Files of the pictures that are to be edited; their names are relative to the prompt file."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'{where}: "image" has to be the name of a file, or a list of them.')
+    files = [folder / name for name in names]
+    for file in files:
+        try:
+            media.check_file(file)
+        except ValueError as error:
+            raise ValueError(f'{where}: "image" {error}') from None
+    return tuple(str(file) for file in files)

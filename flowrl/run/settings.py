@@ -44,7 +44,14 @@ class Model(Section):
     # the schedule of pipe(num_inference_steps) or of pipe(sigmas=linspace(1, 1/steps, steps))
     grid: Literal["pipeline", "linear"] | None = None  # default of this and the above: the pipeline's own
     max_sequence_length: Annotated[int, Field(ge=0)] | None = None  # text tokens, as in pipe(...)
+    attention: Literal["native", "xformers", "flash"] = "native"  # diffusers' backends; the others need a GPU
+    compile: Literal["inductor", "aot_eager"] | None = None  # torch.compile
+    # frozen weights; only with train: lora
+    quantize: Literal["bitsandbytes_4bit", "bitsandbytes_8bit", "torchao_8bit"] | None = None
     offload: bool = False  # text encoders and autoencoder on the device only while they work
+    cache: str | None = None  # folder of encoded texts, for all runs of this model
+    vae_tiling: bool = False  # decode a large picture in tiles
+    vae_slicing: bool = False  # decode one picture of a batch at a time
     gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
 
 

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from flowrl.run import prompts
 from flowrl.visual.policy import Example
+from rewards import media
 
 
 @pytest.fixture
@@ -114,3 +116,34 @@ def test_tags_pick_their_prompts_and_an_unknown_one_is_refused():
     assert prompts.with_tags(examples, ["y"], "data.tags") == examples[1:2]
     with pytest.raises(ValueError, match=r"data\.tags: no prompt has the tag 'z'\. Tags of the file: x, y\."):
         prompts.with_tags(examples, ["x", "z"], "data.tags")
+
+
+def test_pictures_to_edit_are_files_beside_the_prompt_file(file, tmp_path):
+    for name in ("one.png", "two.png"):
+        media.save_png(torch.rand(3, 4, 4), tmp_path / name)
+    lines = [
+        '{"prompt": "a", "image": "one.png"}',
+        '{"prompt": "b", "image": ["one.png", "two.png"]}',
+        '{"prompt": "c"}',
+    ]
+    examples, _ = prompts.read(file("\n".join(lines), "p.jsonl"), "data.train")
+    one, two = (str(tmp_path / name) for name in ("one.png", "two.png"))
+    assert [e.pictures for e in examples] == [(one,), (one, two), ()]
+    assert examples[0].metadata == {"image": "one.png"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('"absent.png"', "absent.png': no such file"),
+        ("3", '"image" has to be the name of a file'),
+        ('"half.png"', "half.png' is no picture that can be read"),
+        ('["one.png", "text.png"]', "text.png' is no picture that can be read"),
+    ],
+)
+def test_a_picture_that_cannot_be_read_is_named_with_its_line(file, tmp_path, given, said):
+    media.save_png(torch.rand(3, 64, 64), tmp_path / "one.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "one.png").read_bytes()[:3000])
+    (tmp_path / "text.png").write_text("no picture")
+    message = fault(file(f'{{"prompt": "a"}}\n{{"prompt": "b", "image": {given}}}', "p.jsonl"))
+    assert "line 2" in message and said in message

@@ -6,7 +6,7 @@ from pathlib import Path
 import diffusers
 import torch
 
-from flowrl.visual.pipelines import families
+from flowrl.visual.pipelines import execution, families
 from flowrl.visual.pipelines.family import Family
 from flowrl.visual.pipelines.folders import quiet, read_index
 from flowrl.visual.pipelines.lora import add_lora
@@ -18,20 +18,42 @@ DRAWN = ("size", "frames", "max_sequence_length")  # settings of a family; the o
 
 
 def load(
-    path: str | Path, *, dtype: torch.dtype, device: torch.device, rank: int, sharded: bool = False, **settings
+    path: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    rank: int,
+    sharded: bool = False,
+    quantize=None,
+    **settings,
 ) -> PipelinePolicy:
     """Policy over the pipeline saved in the folder `path`.
 
-    sharded: leave the networks on the CPU, for `distribute` to share out
+    sharded:  leave the networks on the CPU, for `distribute` to share out
+    quantize: see flowrl.visual.pipelines.execution.QUANTIZED
     """
-    pipe, family = opened(Path(path), dtype, full=not rank)
+    if quantize and (sharded or not rank):
+        raise ValueError(
+            f"model.quantize = {quantize}: quantised weights are frozen, and whole on every process. Accepted with it "
+            "are model.train = lora and processes without FSDP."
+        )
+    settings["quantized"] = quantize is not None
+    pipe, family = opened(Path(path), dtype, full=not rank, quantize=quantize)
     return _policy(pipe, family, device, sharded, dtype=dtype, rank=rank, **settings)
 
 
 def adopt(
-    pipe: object, *, dtype: torch.dtype | None, device: torch.device, sharded: bool = False, **settings
+    pipe: object,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    sharded: bool = False,
+    quantize: str | None = None,
+    **settings,
 ) -> PipelinePolicy:
     """Policy over a pipeline that is loaded already, in a dtype or in that of its networks."""
+    if quantize is not None:
+        raise ValueError(f"model.quantize = {quantize} has no effect on a loaded pipeline: load it quantised.")
     family = accept(pipe)
     own = next(iter(networks(pipe, family.NETWORKS).values())).dtype
     given(pipe, family, device, dtype)
@@ -47,7 +69,9 @@ def _policy(pipe, family, device, sharded, *, offload=False, **settings):
     return PipelinePolicy(family(pipe, **drawn), device=device, offload=offload, **settings)
 
 
-def opened(path: Path, dtype: torch.dtype, full: bool) -> tuple[diffusers.DiffusionPipeline, type[Family]]:
+def opened(
+    path: Path, dtype: torch.dtype, full: bool, quantize: str | None = None
+) -> tuple[diffusers.DiffusionPipeline, type[Family]]:
     """The pipeline saved in the folder `path`, in dtype, and its family; what it was saved without stays away.
 
     full: the networks are trained and come in fp32, without a rounding on the way
@@ -55,10 +79,13 @@ def opened(path: Path, dtype: torch.dtype, full: bool) -> tuple[diffusers.Diffus
     index = read_index(path)
     family = families.find(index["_class_name"], f"model.path = {str(path)!r}")
     quiet()
-    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
+    more = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
     dtypes = {name: torch.float32 for name in family.NETWORKS if full and name in index} | {"default": dtype}
+    if quantize:
+        trained = [name for name in family.NETWORKS if name in index]
+        more["quantization_config"] = execution.quantization(quantize, trained, dtype)
     try:
-        pipe = getattr(diffusers, family.PIPELINE).from_pretrained(path, dtype=dtypes, local_files_only=True, **absent)
+        pipe = getattr(diffusers, family.PIPELINE).from_pretrained(path, dtype=dtypes, local_files_only=True, **more)
     except Exception as error:  # whatever a missing, truncated or foreign file raises
         said = " ".join(str(error).split())
         raise ValueError(f"model.path = {str(path)!r} cannot be loaded: {type(error).__name__}: {said}") from error

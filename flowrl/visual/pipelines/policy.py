@@ -9,7 +9,7 @@ from diffusers.utils import load_image
 from torch import Tensor, nn
 
 from flowrl.recipe import Snapshot
-from flowrl.visual.pipelines import parts
+from flowrl.visual.pipelines import execution, parts
 from flowrl.visual.pipelines.family import Family, Text
 from flowrl.visual.pipelines.folders import read_index
 from flowrl.visual.pipelines.lora import add_lora, load_lora, lora_weights, merge_lora, save_lora, without_lora
@@ -25,6 +25,8 @@ class PipelinePolicy:
     targets:    of LoRA; by default the family's
     grid:       see Family.sigmas; by default the first of the family's
     batch_size: rows per autoencoder call
+    attention, compile: see flowrl.visual.pipelines.execution
+    quantized:  the networks were loaded so; they stay as they are
     offload:    keep the text encoders and the autoencoder off the device while nobody asks for them
     cache:      folder of encoded texts
     device:     of the networks; by default where the autoencoder is
@@ -42,8 +44,13 @@ class PipelinePolicy:
         gradient_checkpointing: bool = False,
         batch_size: int = 64,
         seed: int = 0,
+        attention: str = "native",
+        compile: str | None = None,
+        quantized: bool = False,
         offload: bool = False,
         cache: Path | None = None,
+        vae_tiling: bool = False,
+        vae_slicing: bool = False,
         device: torch.device | None = None,
     ):
         self.grid = family.GRIDS[0] if grid is None else grid
@@ -62,12 +69,20 @@ class PipelinePolicy:
         parts.cast(pipe.vae, torch.float32)  # half-precision decoders overflow
         for network in self.networks.values():
             if rank:
-                parts.cast(network, dtype)
+                if not quantized:
+                    parts.cast(network, dtype)
                 add_lora(network, rank=rank, alpha=alpha, targets=targets or family.TARGETS, seed=seed)
             else:
                 network.float().requires_grad_(True)
             if gradient_checkpointing:
                 network.enable_gradient_checkpointing()  # diffusers' own, non-reentrant
+            execution.set_attention(network, attention, self.device)
+            if compile is not None:
+                execution.compile_in_place(network, compile)
+        if vae_tiling:
+            pipe.vae.enable_tiling()
+        if vae_slicing:
+            pipe.vae.enable_slicing()
         self.rank, self.sharded, self._offload = rank, False, offload
         self.snapshots = self._snapshots()
         self._ids: dict[tuple, int] = {}
@@ -156,7 +171,12 @@ class PipelinePolicy:
             yield
 
     def warnings(self, examples: Sequence[Example]) -> list[str]:
-        """What the tokenizers cannot read of these prompts, counted: one line per kind of trouble."""
+        """What the tokenizers cannot read of these prompts, counted: one line per kind of trouble.
+
+        ValueError where a prompt lacks the picture that it edits, or brings one that nobody asks for.
+        """
+        for example in examples:
+            self._pictures(example)
         troubles: dict[str, list[str]] = {}
         for tokenizer, limit in self.family.readers():
             known = tokenizer.unk_token_id in (None, tokenizer.eos_token_id)  # CLIP's own has no unknown word
