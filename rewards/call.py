@@ -35,6 +35,9 @@ def ask(
         answer = _within(reward.deadline, reward.function, given)
     except _Late:
         raise RewardError(f"{who} did not answer within {reward.deadline:g} s ({n} images)") from None
+    except torch.OutOfMemoryError as error:  # never left out: a smaller call would have had an answer
+        said = str(error).split(". ")[0]
+        raise RewardError(f"{who} is out of memory ({said}; {n} images): give it smaller calls or a device") from error
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         fault = f"{who} raised {said} ({_place(error)}; {n} images, first prompt {_short(prompts[0])})"

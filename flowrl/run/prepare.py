@@ -87,7 +87,9 @@ def prepare(
     trackers.check(run.log.trackers)
     optimizer = optimizers.find(run.optimizer.name, sharded=sharded())
     recipe = recipe.check() if recipe else run.build_recipe()
-    plan.count(recipe, schedules.linear(recipe.rollout.steps), prompts=run.budget.prompts_per_update, seed=run.seed)
+    counts = plan.count(
+        recipe, schedules.linear(recipe.rollout.steps), prompts=run.budget.prompts_per_update, seed=run.seed
+    )
     if not resume:
         files.check_output(Path(run.output))
     *held, warnings = read_prompts(run, texts)
@@ -102,12 +104,23 @@ def prepare(
     scorers = scoring.load(declared, everybody, processes.device)
     scores = scoring.trained_and_all(scorers, everybody)
     scoring.check_states(scores[0], recipe)
+    noise = _noise_of_few(run, counts.leaves // run.budget.prompts_per_update)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = ready_policy(run, recipe, origin, processes, pipe)
     few_steps = distilled(Path(pipe.config.get("_name_or_path") or "") if pipe else resolve(run.model.path))
-    warnings = [*told, *warnings, *negative, *([few_steps] if few_steps else []), *policy.warnings(everybody)]
+    warnings = [*told, *warnings, *noise, *negative, *([few_steps] if few_steps else []), *policy.warnings(everybody)]
     learner = make_learner(run, policy, processes, optimizer)
     return Prepared(run, recipe, policy, learner, processes, *held, *scores, warnings, texts, weights, origin)
+
+
+def _noise_of_few(run: Run, leaves: int) -> list[str]:
+    """C91: what fits after shrinking may not learn."""
+    few = {f"{leaves} pictures per prompt": leaves < 4, "one prompt per update": run.budget.prompts_per_update < 2}
+    return [
+        f"{name}: advantages are mostly noise. Memory is bounded by budget.batch_size and budget.micro_batch instead."
+        for name, is_few in few.items()
+        if is_few
+    ]
 
 
 def recipe_page(run: Run, recipe: Recipe) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from flowrl.run import checkpoint, directory, files, resume
+from flowrl.run import checkpoint, directory, files, out_of_memory, resume
 from flowrl.run.evaluation import described, evaluate, said
 from flowrl.run.metrics import Metrics, Progress, read_lines
 from flowrl.run.peers import PeerLost
@@ -75,6 +75,7 @@ class Training:
         )
         self.saved: int | None = None  # update of the last checkpoint
         self.progress = Progress(prepared.run.budget.updates, shown=prepared.processes.main)
+        out_of_memory.watch(prepared)
         self.clock = watched(prepared) if prepared.run.profile else None
         stopping.watch(prepared.policy, "velocity", prepared.processes.agree)
 
