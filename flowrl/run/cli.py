@@ -141,6 +141,24 @@ def plan(run: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> 
 
 
 @app.command()
+def check(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="folder of a diffusers pipeline")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[model.KEY=VALUE]...")] = None,
+    steps: Annotated[int, typer.Option(help="of the pictures that are compared")] = 4,
+) -> None:
+    """Try on a model what training relies on: the pipeline's own pictures, ratio 1, adapters for plain diffusers."""
+    from flowrl.run.check import check as start
+
+    failed = 0
+    findings = start(model, overrides or (), steps)
+    while (finding := _before(lambda: next(findings, None))) is not None:
+        failed += not finding.passed
+        print(f"{'passed' if finding.passed else 'FAILED':<8}{finding.name:<22}{finding.said}", flush=True)
+    if failed:
+        raise SystemExit(1)
+
+
+@app.command()
 def explain(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a key of `flowrl recipes`, or a run file")],
 ) -> None:
@@ -250,7 +268,9 @@ def _say(error):
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `flowrl` and of scripts/train.py."""
     sys.path.append("")  # my_file:my_function finds a file in the working directory, and no such file shadows a package
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it; on CPUs it warns of what nobody uses
+    for library in ("bitsandbytes", "torch.utils._pytree"):  # where installed, they warn of what nobody uses
+        logging.getLogger(library).setLevel(logging.ERROR)
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     _before(lambda: app(arguments))
 
 

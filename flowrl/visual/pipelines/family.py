@@ -126,6 +126,16 @@ class Family(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """[N, 3, H, W], of a video [N, 3, F, H, W], in -1..1 as the autoencoder leaves it."""
 
+    @abstractmethod
+    def draw(
+        self, prompts: Sequence[str], noise: Tensor, steps: int, guidance: float, pictures: Sequence[Sequence[object]]
+    ) -> Tensor:
+        """What plain diffusers draws from noise [N, *shape]: [N, 3, H, W], of a video [N, F, 3, H, W], in 0..1.
+
+        The yardstick of `flowrl check`: one call of the pipeline, with its one-step scheduler. Texts are guided away
+        from "".
+        """
+
 
 def stacked(texts: Sequence[Text], name: str) -> Tensor:
     """[B, ...]: one entry of every text; those of fewer tokens get zeros after them."""

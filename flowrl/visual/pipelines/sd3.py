@@ -55,3 +55,10 @@ class StableDiffusion3(Family):
     def decode(self, latents: Tensor) -> Tensor:
         config = self.pipe.vae.config
         return self.pipe.vae.decode(latents / config.scaling_factor + config.shift_factor, return_dict=False)[0]
+
+    def draw(self, prompts, noise, steps, guidance, pictures):
+        return self.pipe(
+            prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance, num_inference_steps=steps,
+            latents=noise, height=self.height, width=self.width, max_sequence_length=self.max_sequence_length,
+            output_type="pt",
+        ).images  # fmt: skip
