@@ -89,7 +89,14 @@ def test_prompts_multiply_what_one_costs(name):
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("flow_grpo", {"rollout.noisy": "window", "rollout.noisy.start": 6}, "no transition noise"),
+        (
+            "flow_grpo",
+            {"rollout.noisy": "window", "rollout.noisy.start": 6},
+            "rollout.noisy: a window of 4 steps from step 6 on does not fit: steps 0..8 of 10 may draw noise",
+        ),
+        ("dynamic_tree_rpo", {"rollout.noisy.width": 0}, "rollout.noisy: a window of 0 steps from step 0 on"),
+        ("branch_grpo_mix", {"rollout.noisy.width": 20}, "rollout.noisy: a window of 20 steps"),
+        ("adagrpo", {"rollout.noisy.at": [0, 15]}, "rollout.noisy: a window of 1 steps from step 15 on"),
         ("flow_grpo", {"rollout.kernel.eta": 0}, "rollout.kernel flow_sde draws no noise at step 0"),
         ("flow_cps", {"rollout.kernel.eta": 0}, "rollout.kernel cps draws no noise at step 0"),
         ("dance_grpo", {"rollout.kernel": "ode"}, "rollout.kernel ode draws no noise at step 0"),
@@ -97,7 +104,10 @@ def test_prompts_multiply_what_one_costs(name):
         ("flow_grpo", {"rollout.steps": 0}, "steps must be at least 1"),
         ("flow_grpo_fast", {"rollout.steps": 4}, "a window of 3 steps does not fit"),
         ("dance_grpo", {"rollout.forks": {15: 2}}, "rollout.forks: {15: 2} makes no different children"),
+        ("flow_grpo_fast", {"rollout.forks": {9: 2}}, "rollout.forks: {9: 2} makes no different children"),
         ("dance_grpo", {"rollout.forks": {0: 4, 1: 1}}, "rollout.forks: {1: 1} makes no different children"),
+        ("branch_grpo", {"rollout.forks": {0: 0}}, "rollout.forks: {0: 0} makes no different children"),
+        ("tree_grpo_visual", {"rollout.forks.children": 0}, "0} makes no different children; fork at a noisy step"),
         ("flow_grpo", {"advantage.scope": "grup"}, "scope 'grup': accepted are group, batch, none"),
     ],
 )
@@ -106,7 +116,7 @@ def test_a_plan_that_cannot_work_is_refused(name, changes, said):
     recipe = changed(find(name)(), changes).check()
     with pytest.raises(ValueError) as caught:
         plan.count(recipe, schedules.linear(recipe.rollout.steps))
-    assert said in str(caught.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_plan_of_ones_own_that_draws_at_the_last_step_is_refused():

@@ -172,6 +172,16 @@ def test_siblings_are_distinct(how):
     assert len(tree.leaves().unique(dim=0)) == 8
 
 
+def test_branches_of_one_noisy_step_agree_up_to_the_state_that_they_leave():
+    """TempFlow-GRPO: other noise at step 2 changes nothing before it; up to there all six are one row."""
+    found = []
+    for how in (noise.independent, part(noise.scaled, strength=2.0).bound):
+        roll(spy := Spy(), roots=1, noisy=(2,), forks={2: 6}, noise=how)
+        found.append([latents for latents, _, _ in spy.calls])
+    assert [len(latents) for latents in found[0]] == [1, 1, 1, 6, 6]
+    assert [torch.equal(one, other) for one, other in zip(*found, strict=True)] == [True] * 3 + [False] * 2
+
+
 def test_correlated_siblings_of_a_rollout_correlate_as_promised():
     """Strength 4: unit variance, correlation 1/17; other steps and other roots know nothing of each other."""
     noise_dims, std = 40_000, 0.3 * 0.5
