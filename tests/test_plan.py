@@ -165,6 +165,37 @@ def test_pruning_that_leaves_nothing_is_refused():
         plan.count(recipe, schedules.linear(20))
 
 
+def test_e_grpo_in_two_granularities_finishes_and_scores_every_jump_twice():
+    """Eight jumps of twelve, over every other level on the second way; what is trained stays the same."""
+    grid = schedules.shifted(schedules.linear(16), shift=3.0)
+    once, twice = (plan.count(changed(find("e_grpo")(), {"rollout.strides": s}), grid) for s in ([1], [1, 2]))
+    assert (once.leaves, twice.leaves, twice.scored) == (96, 192, 192)
+    landed = [1, 2, 3, 4, 5, 7, 8, 9]  # the last three of the jumps span two steps
+    assert once.rollout_calls == 8 + 12 * sum(16 - level for level in landed)
+    assert twice.rollout_calls == once.rollout_calls + 12 * sum(-(-(16 - level) // 2) - 1 for level in landed)
+    assert (twice.train_edges, twice.train_calls, twice.backwards) == (once.train_edges, once.train_calls, 8)
+
+
+def test_an_update_in_two_granularities_costs_what_is_planned(toy, loop):
+    """C53, with a reward that tells leaves apart: 192 pictures are scored for 8 trained calls."""
+    recipe = changed(find("e_grpo")(), {"rollout.strides": [1, 2]}).check()
+    policy, seen = toy(recipe), []
+
+    def score(images, examples, group):
+        seen.append((len(images), group.bincount().tolist()))
+        return loop.score(images, examples, group)
+
+    log = loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1], score=score)
+    expected = plan.count(recipe, policy.sigmas(16))
+    assert (policy.forwards, policy.backwards) == (expected.forwards, expected.backwards)
+    assert seen == [(192, [12] * 16)] and log["train_calls"] == 8 and log["ratio/deviation"] < 1e-5
+
+
+def test_a_stride_past_the_end_is_refused():
+    said = fault("e_grpo", rollout__strides=[1, 8])
+    assert said.startswith("rollout.strides: a stride of 8 from step 11 on") and said.endswith("16 steps leave 5.")
+
+
 def test_a_merge_past_the_end_is_refused():
     def too_long(steps):
         return {0: steps}

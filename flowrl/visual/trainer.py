@@ -171,6 +171,7 @@ def roll_out(
         noisy=noisy,
         forks=plan.forks_at(noisy),
         apart=plan.apart,
+        strides=plan.strides,
         candidates=plan.candidates,
         generators=[randomness.generator(seed, iteration, "step noise", *m) for m in members],
         group=group,

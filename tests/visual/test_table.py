@@ -52,6 +52,24 @@ def test_what_the_jumps_of_one_step_earn_sums_to_0(toy, loop, key, groups):
         assert rows.sum().item() == pytest.approx(0, abs=1e-4) and rows.abs().max() > 1
 
 
+def test_a_jump_earns_the_sum_of_what_it_earns_in_each_granularity(toy, loop):
+    """By the formula: a z-score for each stride among the twelve jumps of one state, added; one row is trained."""
+    recipe = find("e_grpo")().but(rollout={"strides": (1, 2)})
+    tree, noisy = roll_out(toy(), recipe, loop.examples[:2], seed=0, iteration=0)
+    reward = torch.rand(len(tree.edge), 1, generator=torch.Generator().manual_seed(0))
+    table = RewardTable(reward, torch.ones(1), tree.group, torch.ones(len(reward)) > 0, ("any",))
+    found = earned(recipe, tree, noisy, table, (0, 1), {}, Ranks(), seed=0, iteration=0)
+    scores = reward.view(2, 8, 2, 12)  # prompt, step, stride, jump
+    z = (scores - scores.mean(-1, keepdim=True)) / (scores.std(-1, unbiased=False, keepdim=True) + 1e-4)
+    points = recipe.points(tree=tree, advantage=found.advantage, weight=found.weights[0])
+    jumps = tree.noisy.nonzero()[:, 0]
+    ours = torch.zeros(len(tree.source)).scatter(0, points.columns["edge"][:, 0], points.columns["advantage"][:, 0])
+    of_leaf = torch.where(tree.noisy[tree.edge] & (tree.edge >= 0), tree.edge, 0).max(1).values.view(2, 8, 2, 12)
+    assert torch.equal(of_leaf[:, :, 0], of_leaf[:, :, 1]) and len(points) == len(jumps) == 2 * 8 * 12
+    torch.testing.assert_close(ours[of_leaf[:, :, 0]], z.sum(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(points.columns["weight"], torch.full((192, 1), 1 / 192))
+
+
 @pytest.mark.parametrize("rule", [select.depth_pruned, select.parent_top, select.extremes], ids=lambda f: f.__name__)
 def test_pruning_changes_gradients_and_neither_rewards_nor_advantages(toy, loop, rule):
     """What is left out keeps its part in the values of the edges above it."""
