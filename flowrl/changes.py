@@ -6,7 +6,7 @@
 `snapshots.old.every: 4` change the rule of a snapshot.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from inspect import getmembers, isfunction
@@ -208,6 +208,10 @@ def _plain_value(section, path, name, value):
             f"{', '.join(known + functions)}."
         )
     setting, kind = f"recipe.{path}.{name}", next(f.type for f in fields(section) if f.name == name)
+    if name == "strides":
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ValueError(f"{setting} = {value!r}: expected a list of numbers of levels, such as [1, 2].")
+        return tuple(as_type(stride, int, setting) for stride in value)
     if name != "forks":
         return None if value is None and kind == float | None else as_type(value, _one_type(kind), setting)
     if not isinstance(value, Mapping):

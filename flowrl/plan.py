@@ -1,7 +1,7 @@
 """What a run will do, counted before a network is touched."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,8 +48,9 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
     edges, calls = sum(e for e, _ in trained), sum(c for _, c in trained)
     if not calls:
         raise ValueError(f"select: {recipe.select.name} leaves no decision to train at iteration {iteration}.")
-    by_solver = sum(m.edges * (m.step_next - m.step - 1) for m in layout.moves if not m.noisy)
-    rollout_calls = len(layout.source.unique()) + by_solver
+    rollout_calls = len(layout.source.unique())
+    if plan.solver is not None:  # one edge of many calls
+        rollout_calls += sum(m.edges * (m.step_next - m.step - 1) for m in layout.moves if not m.noisy)
     scored = int(layout.finished.sum())
     if recipe.estimate is not None:  # of every state but the finals
         estimated = int(layout.kept.sum()) - scored
@@ -83,7 +84,8 @@ def _layout(plan, roots, steps, noisy):
     """The trees of a rollout."""
     forks, at_once = plan.forks_at(noisy), bool(plan.solver and noisy)
     chosen = {t: torch.zeros(roots, dtype=torch.long) for t in forks} if plan.candidates else None
-    return tree_layout(roots, steps, noisy, forks, apart=plan.apart, at_once=at_once, chosen=chosen)
+    ways = {"apart": plan.apart, "strides": plan.strides, "at_once": at_once, "chosen": chosen}
+    return tree_layout(roots, steps, noisy, forks, **ways)
 
 
 def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
@@ -96,7 +98,7 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
     change = torch.where(edge >= 0, 1.0 / (1 + torch.arange(steps)), 0)
     leaves = Leaves(
         reward=reward,
-        group=prompt * (len(noisy) if plan.apart else 1) + layout.branch,
+        group=prompt * layout.branches + layout.branch,
         prompt=prompt,
         root=layout.leaf_root,
         edge=edge,
@@ -171,10 +173,11 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
     if recipe.allocate is not None:  # refuses groups of one
         known = {"count": 1, "per_update": 1, "roots": plan.roots, "memory": {}}
         recipe.allocate(**known, generator=randomness.generator(0, "allocation"))
-    try:
-        _layout(plan, 1, plan.steps, noisy)
-    except ValueError as error:
-        raise ValueError(f"rollout.noisy: {error}") from None
+    for role, tree in (("noisy", replace(plan, strides=(1,))), ("strides", plan)):
+        try:
+            _layout(tree, 1, plan.steps, noisy)
+        except ValueError as error:
+            raise ValueError(f"rollout.{role}: {error}") from None
     if recipe.estimate is not None and len(noisy) < plan.steps - 1:
         raise ValueError(
             f"estimate: {len(noisy)} of {plan.steps} steps draw noise, and states are kept around those alone. Set "

@@ -46,6 +46,7 @@ class Rollout:
     roots: int  # independent initial noises per prompt
     forks: Mapping[int, int] | Part = field(default_factory=dict)  # {step: children of each state}, or noisy -> that
     apart: bool = False  # every noisy step leaves the deterministic path by itself
+    strides: tuple[int, ...] = (1,)  # apart: each jump is finished, and scored, over every stride-th level for each
     candidates: bool = False  # of the children of a fork a random one goes on
     kernel: Part | None = None  # what a noisy step draws from
     density: Part | None = None  # log-prob of what was drawn
@@ -65,7 +66,11 @@ class Rollout:
         """Finished rollouts of each prompt where these steps are noisy."""
         forks = {} if self.candidates else self.forks_at(noisy)
         children = [forks.get(t, 1) for t in noisy]
-        return self.roots * (sum(children) if self.apart and children else prod(children))
+        return self.roots * (sum(children) * len(self.strides) if self.apart and children else prod(children))
+
+    def branches(self, noisy: Collection[int]) -> int:
+        """Comparison sets of each prompt where these steps are noisy."""
+        return len(noisy) * len(self.strides) if self.apart else 1
 
     def drawn_by(self, iteration: int) -> str:
         """Who draws in the update of this number (from 0)."""

@@ -150,6 +150,8 @@ def _check_table(recipe):
         )
     if plan.apart and plan.noisy is None:
         raise ValueError("rollout.apart has no effect: no step draws noise (rollout.noisy).")
+    if plan.strides != (1,) and not plan.apart:
+        raise ValueError(f"rollout.strides = {list(plan.strides)} has no effect: set rollout.apart = true.")
     if plan.noisy is not None and "forks" in plan.noisy.needs and isinstance(plan.forks, Part):
         raise ValueError(
             f"rollout.noisy = {plan.noisy.name} asks for the forks and rollout.forks = {plan.forks.name} for the noisy "

@@ -43,7 +43,10 @@ class TreeLayout:
     root: Int[Tensor, " E"]  # root it descends from
     edge: Int[Tensor, "N T"]  # edge that leaf n took at step t, -1 for none; a shared prefix shares ids
     leaf_root: Int[Tensor, " N"]
-    branch: Int[Tensor, " N"]  # which of the noisy steps made it, where each stands apart; else 0
+    branch: Int[
+        Tensor, " N"
+    ]  # comparison set within its root: its noisy step and stride where they stand apart; else 0
+    branches: int  # how many of these a root has
 
     def level(self, t: int) -> Int[Tensor, " n"]:
         """The states before step t (or the leaves), in the order in which they arrive."""
@@ -78,6 +81,7 @@ def tree_layout(
     forks: Mapping[int, int] | None = None,
     *,
     apart: bool = False,
+    strides: Sequence[int] = (1,),
     at_once: bool = False,
     chosen: Mapping[int, Int[Tensor, " R"]] | None = None,
 ) -> TreeLayout:
@@ -87,20 +91,24 @@ def tree_layout(
     forks: {noisy step: children of each state}, one elsewhere
     apart: every noisy step leaves the deterministic path of its root by itself, and its children follow the ODE to the
            end; else the noisy steps follow each other on every path
+    strides: apart, where a jump has landed: one way to the end for each, over every stride-th level
     at_once: the way from where the last noise lands to the end is one edge, which a multi-step solver walks
     chosen: {noisy step: which child of each root goes on}: the others are leaves that end there, after the one that
             reaches the end
     """
     jumps, forks = lengths(noisy), dict(forks or {})
     _check(steps, jumps, forks, apart)
+    _check_strides(steps, jumps, strides, apart)
     assert not (apart and at_once), "steps that stand apart do not land together"
     landing = max((t + length for t, length in jumps.items()), default=0) if at_once else steps
     if chosen is not None:
         assert not apart and not at_once and set(jumps.values()) <= {1}, "candidates are drawn step by step"
         moves, arrivals, frontier = _moves_of_candidates(roots, steps, forks, chosen)
+    elif apart:
+        moves, arrivals, frontier = _moves_apart(roots, steps, jumps, forks, strides)
     else:
-        moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart, landing)
-    return _tables(roots, steps, moves, arrivals, frontier, jumps if apart else None, chosen)
+        moves, arrivals, frontier = _moves(roots, steps, jumps, forks, landing)
+    return _tables(roots, steps, moves, arrivals, frontier, (jumps, strides) if apart else None, chosen)
 
 
 def lengths(noisy: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
@@ -116,30 +124,49 @@ def depths(steps: int, noisy: Mapping[int, int] | Sequence[int], *, apart: bool 
     return before
 
 
-def _moves(roots, steps, jumps, forks, apart, landing):
+def _moves(roots, steps, jumps, forks, landing):
     """(moves, which of them arrive at each level, states of each level); from level `landing` on one edge is left."""
-    moves, last = [], max(jumps, default=-1)
-    arrivals, frontier = [[] for _ in range(steps + 1)], [roots] + [0] * steps
-
-    def move(t, length, noisy, parents, children):
-        arrivals[t + length].insert(0 if not noisy else len(arrivals[t + length]), len(moves))  # the path goes first
-        moves.append(Move(t, t + length, noisy, parents, children))
+    moves, arrivals, frontier = [], [[] for _ in range(steps + 1)], [roots] + [0] * steps
+    for t in range(steps):
+        if not frontier[t]:
+            continue
+        length = jumps.get(t, 1) if t < landing else steps - t
+        arrivals[t + length].append(len(moves))
+        moves.append(Move(t, t + length, t in jumps, slice(0, frontier[t]), forks.get(t, 1)))
         frontier[t + length] += moves[-1].edges
-
-    for t in range(min(steps, landing + 1)):
-        everyone = slice(0, frontier[t])
-        if t == landing:
-            move(t, steps - t, False, everyone, 1)
-            continue
-        if t in jumps and not apart:
-            move(t, jumps[t], True, everyone, forks.get(t, 1))
-            continue
-        if t in jumps:
-            move(t, jumps[t], True, slice(0, roots), forks.get(t, 1))
-        onward = slice(roots if apart and t == last else 0, frontier[t])  # the path ends where it was last left
-        if onward.stop > onward.start:
-            move(t, 1, False, onward, 1)
     return tuple(moves), tuple(map(tuple, arrivals)), tuple(frontier)
+
+
+def _moves_apart(roots, steps, jumps, forks, strides):
+    """As _moves: the path, which ends where it was last left, the jumps off it, and a way on of each stride."""
+    moves, last = [], max(jumps, default=steps)
+    arrivals, frontier = [[] for _ in range(steps + 1)], [roots] + [0] * steps
+    onward = []  # of each move: the strides by which one goes on from where it arrives
+
+    def move(at, then):
+        before = arrivals[at.step_next]
+        before.insert(0 if then == (1,) and not at.noisy else len(before), len(moves))  # the path goes first
+        moves.append(at)
+        onward.append(then)
+        frontier[at.step_next] += at.edges
+
+    for t in range(steps):
+        if t in jumps:
+            move(Move(t, t + jumps[t], True, slice(0, roots), forks.get(t, 1)), strides)
+        for stride in sorted({1, *strides}):
+            walks = torch.tensor([stride in onward[i] for i in arrivals[t] for _ in range(moves[i].edges)])
+            if t <= last:
+                walks = torch.cat([torch.full((roots,), stride == 1 and t < last), walks[roots:]])
+            if bool(walks.any()):
+                move(Move(t, min(t + stride, steps), False, _rows(walks), 1), (stride,))
+    return tuple(moves), tuple(map(tuple, arrivals)), tuple(frontier)
+
+
+def _rows(kept):
+    """Their numbers, as a slice where they follow each other."""
+    rows = kept.nonzero()[:, 0]
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def _moves_of_candidates(roots, steps, forks, chosen):
@@ -152,7 +179,7 @@ def _moves_of_candidates(roots, steps, forks, chosen):
     return tuple(moves), ((), *((t,) for t in range(steps))), tuple(frontier)
 
 
-def _tables(roots, steps, moves, arrivals, frontier, jumps, chosen):
+def _tables(roots, steps, moves, arrivals, frontier, apart, chosen):
     """Follow the moves with numbers in the place of latents."""
     start = torch.arange(roots), torch.arange(roots), torch.full((roots, steps), -1)
     reached, columns, edges = [], [], 0  # (state, root, path of edges to it) of the edges of each move
@@ -172,11 +199,20 @@ def _tables(roots, steps, moves, arrivals, frontier, jumps, chosen):
             left = torch.ones(roots, move.children).scatter(1, chosen[move.step][:, None], 0).flatten() > 0
             ends.append([x[left] for x in (state, *rest)])
     _, leaf_root, edge = map(torch.cat, zip(*ends, strict=True))
-    drawn = (edge >= 0) & noisy[edge]
-    branch = torch.searchsorted(torch.tensor(list(jumps)), drawn.int().argmax(1)) if jumps else leaf_root * 0
-    order = (leaf_root * (len(jumps or ()) + 1) + branch).argsort(stable=True)
+    branches = len(apart[0]) * len(apart[1]) if apart and apart[0] else 1
+    branch = _branch(edge, noisy, step_next, *apart) if branches > 1 else leaf_root * 0
+    order = (leaf_root * branches + branch).argsort(stable=True)
     tables = edge[order], leaf_root[order], branch[order]
-    return TreeLayout(moves, arrivals, frontier, source, step, step_next, noisy, root, *tables)
+    return TreeLayout(moves, arrivals, frontier, source, step, step_next, noisy, root, *tables, branches)
+
+
+def _branch(edge, noisy, step_next, jumps, strides):
+    """Number of the jump that every leaf took, and within it of the stride by which it went on."""
+    jump = ((edge >= 0) & noisy[edge]).int().argmax(1)
+    landed = step_next[edge.gather(1, jump[:, None])[:, 0]]
+    stride = step_next[edge.gather(1, landed[:, None])[:, 0]] - landed
+    which = (stride[:, None] == torch.tensor(strides)).int().argmax(1)
+    return torch.searchsorted(torch.tensor(list(jumps)), jump) * len(strides) + which
 
 
 def _check(steps, jumps, forks, apart):
@@ -200,3 +236,16 @@ def _check(steps, jumps, forks, apart):
             raise ValueError(
                 f"a fork at step {t}, which draws no noise, makes equal children; noisy steps: {list(jumps)}."
             )
+
+
+def _check_strides(steps, jumps, strides, apart):
+    if not apart and tuple(strides) != (1,):
+        raise ValueError(f"strides {list(strides)}: only where noisy steps stand apart is there more than one way on.")
+    if not strides or len(set(strides)) < len(strides) or min(strides) < 1:
+        raise ValueError(f"strides {list(strides)}: expected one or more, all different, each 1 or more.")
+    landed = max((t + length for t, length in jumps.items()), default=0)
+    if max(strides) > steps - landed:
+        raise ValueError(
+            f"a stride of {max(strides)} from step {landed} on, where the last jump lands, is past the end: {steps} "
+            f"steps leave {steps - landed}."
+        )

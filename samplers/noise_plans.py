@@ -32,7 +32,7 @@ def window(steps: int, *, start: int = 0, width: int = 4) -> tuple[int, ...]:
     """`width` consecutive steps from `start` on; the others follow the ODE.  arXiv:2507.21802"""
     if width < 1 or start < 0 or start + width > steps - 1:
         raise ValueError(
-            f"a window of steps {start}..{start + width - 1} does not fit: steps 0..{steps - 2} of {steps} may draw "
+            f"a window of {width} steps from step {start} on does not fit: steps 0..{steps - 2} of {steps} may draw "
             f"noise (step {steps - 1} ends at sigma_next = 0 and has no transition noise)."
         )
     return tuple(range(start, start + width))

@@ -74,6 +74,7 @@ def rollout(
     noisy: Mapping[int, int] | Sequence[int] = (),
     forks: Mapping[int, int] | None = None,
     apart: bool = False,
+    strides: Sequence[int] = (1,),
     candidates: bool = False,
     density: Callable = densities.gaussian,
     noise: Callable = noises.independent,
@@ -88,13 +89,13 @@ def rollout(
     latents:    noise of unit variance; where a grid begins below 1 it is scaled to the level that it begins at
     kernel:     of the noisy steps, its numbers bound; what it asks of the schedule (samplers.kernels) is filled in.
                 The other steps take the ODE
-    noisy, forks, apart: see samplers.layout.tree_layout
+    noisy, forks, apart, strides: see samplers.layout.tree_layout
     candidates: of the children of a fork a random one goes on, by the generator of its root; the others end there
     density:    (next_latents, mean[, std]) -> log_prob [B]
     noise:      how siblings' noise relates (samplers.noise)
     generators: one private CPU generator per root; all noise is drawn before the first step
-    group:      comparison set of each root's leaves, by default its prompt; where noisy steps stand apart, each of
-                those is a set by itself: group * number of noisy steps + which of them
+    group:      comparison set of each root's leaves, by default its prompt; where noisy steps stand apart, each stride
+                from each of those is a set by itself: group * branches + branch (samplers.layout)
     batch_size: rows per network call, by default all
     solver:     (velocity, latents, prompt, sigmas) -> finals, in the place of Euler steps after the last noisy one
     """
@@ -103,8 +104,9 @@ def rollout(
     if noisy and len(generators) != len(latents):
         raise ValueError(f"{len(generators)} generators for {len(latents)} roots: give one per root.")
     chosen = _choose(forks, generators) if candidates else None
-    layout = tree_layout(len(latents), steps, noisy, forks, apart=apart, at_once=bool(solver and noisy), chosen=chosen)
-    group = group[layout.leaf_root] * (len(noisy) if apart else 1) + layout.branch
+    ways = {"apart": apart, "strides": strides, "at_once": bool(solver and noisy), "chosen": chosen}
+    layout = tree_layout(len(latents), steps, noisy, forks, **ways)
+    group = group[layout.leaf_root] * layout.branches + layout.branch
     depth = depths(steps, noisy, apart=apart)
     in_batches = partial(_in_batches, velocity, batch_size)
     if solver is not None and not noisy:

@@ -50,7 +50,7 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("rollout.forks", "every_noisy first_noisy"),
         ("allocate", "by_expected"),
         ("pilot", "nearest_to_proficiency"),
-        ("estimate", "clean_estimate"),
+        ("estimate", "as_drawn clean_estimate"),
         ("track", "adaptive_coefficient best_path beta_counts per_prompt proficiency self_paced"),
         ("chunks", "by_change fixed"),
         ("rollout.noise", "correlated independent scaled"),
@@ -64,8 +64,8 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ),
         (
             "credit",
-            "broadcast edge_softmax equalised gain noise_aware path_softmax per_dt per_slope siblings snr_aware "
-            "tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path tree_value",
+            "broadcast edge_softmax equalised gain leaf_sum noise_aware path_softmax per_dt per_slope siblings "
+            "snr_aware tree_depthwise tree_depthwise_by_edge tree_depthwise_by_path tree_value",
         ),
         (
             "select",
@@ -134,6 +134,9 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
         ({"rollout__steps": True}, ["recipe.rollout.steps = True: expected int"]),
         ({"rollout__guidance": "strong"}, ["recipe.rollout.guidance = 'strong': expected float"]),
         ({"rollout__guidance": 0.5}, ["guidance = 0.5", "1"]),
+        ({"rollout__strides": 2}, ["recipe.rollout.strides = 2: expected a list of numbers of levels", "[1, 2]"]),
+        ({"rollout__strides": [1, "two"]}, ["recipe.rollout.strides = 'two': expected int"]),
+        ({"rollout__strides": [1, 2]}, ["rollout.strides = [1, 2] has no effect: set rollout.apart = true"]),
         ({"rollout__forks": 3}, ["recipe.rollout.forks = 3", "{0: 2, 3: 2}"]),
         ({"rollout__roots": 1}, ["rollout.roots = 1 makes groups of one", "at least 2"]),
         ({"penalties__kl_mean_over_s3": 1}, ["Did you mean 'kl_mean_over_s2'?"]),

@@ -89,7 +89,14 @@ def test_prompts_multiply_what_one_costs(name):
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("flow_grpo", {"rollout.noisy": "window", "rollout.noisy.start": 6}, "no transition noise"),
+        (
+            "flow_grpo",
+            {"rollout.noisy": "window", "rollout.noisy.start": 6},
+            "rollout.noisy: a window of 4 steps from step 6 on does not fit: steps 0..8 of 10 may draw noise",
+        ),
+        ("dynamic_tree_rpo", {"rollout.noisy.width": 0}, "rollout.noisy: a window of 0 steps from step 0 on"),
+        ("branch_grpo_mix", {"rollout.noisy.width": 20}, "rollout.noisy: a window of 20 steps"),
+        ("adagrpo", {"rollout.noisy.at": [0, 15]}, "rollout.noisy: a window of 1 steps from step 15 on"),
         ("flow_grpo", {"rollout.kernel.eta": 0}, "rollout.kernel flow_sde draws no noise at step 0"),
         ("flow_cps", {"rollout.kernel.eta": 0}, "rollout.kernel cps draws no noise at step 0"),
         ("dance_grpo", {"rollout.kernel": "ode"}, "rollout.kernel ode draws no noise at step 0"),
@@ -97,7 +104,10 @@ def test_prompts_multiply_what_one_costs(name):
         ("flow_grpo", {"rollout.steps": 0}, "steps must be at least 1"),
         ("flow_grpo_fast", {"rollout.steps": 4}, "a window of 3 steps does not fit"),
         ("dance_grpo", {"rollout.forks": {15: 2}}, "rollout.forks: {15: 2} makes no different children"),
+        ("flow_grpo_fast", {"rollout.forks": {9: 2}}, "rollout.forks: {9: 2} makes no different children"),
         ("dance_grpo", {"rollout.forks": {0: 4, 1: 1}}, "rollout.forks: {1: 1} makes no different children"),
+        ("branch_grpo", {"rollout.forks": {0: 0}}, "rollout.forks: {0: 0} makes no different children"),
+        ("tree_grpo_visual", {"rollout.forks.children": 0}, "0} makes no different children; fork at a noisy step"),
         ("flow_grpo", {"advantage.scope": "grup"}, "scope 'grup': accepted are group, batch, none"),
     ],
 )
@@ -106,7 +116,7 @@ def test_a_plan_that_cannot_work_is_refused(name, changes, said):
     recipe = changed(find(name)(), changes).check()
     with pytest.raises(ValueError) as caught:
         plan.count(recipe, schedules.linear(recipe.rollout.steps))
-    assert said in str(caught.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_plan_of_ones_own_that_draws_at_the_last_step_is_refused():
@@ -153,6 +163,37 @@ def test_pruning_that_leaves_nothing_is_refused():
     ).check()
     with pytest.raises(ValueError, match="select: depth_pruned leaves no decision to train at iteration 0"):
         plan.count(recipe, schedules.linear(20))
+
+
+def test_e_grpo_in_two_granularities_finishes_and_scores_every_jump_twice():
+    """Eight jumps of twelve, over every other level on the second way; what is trained stays the same."""
+    grid = schedules.shifted(schedules.linear(16), shift=3.0)
+    once, twice = (plan.count(changed(find("e_grpo")(), {"rollout.strides": s}), grid) for s in ([1], [1, 2]))
+    assert (once.leaves, twice.leaves, twice.scored) == (96, 192, 192)
+    landed = [1, 2, 3, 4, 5, 7, 8, 9]  # the last three of the jumps span two steps
+    assert once.rollout_calls == 8 + 12 * sum(16 - level for level in landed)
+    assert twice.rollout_calls == once.rollout_calls + 12 * sum(-(-(16 - level) // 2) - 1 for level in landed)
+    assert (twice.train_edges, twice.train_calls, twice.backwards) == (once.train_edges, once.train_calls, 8)
+
+
+def test_an_update_in_two_granularities_costs_what_is_planned(toy, loop):
+    """C53, with a reward that tells leaves apart: 192 pictures are scored for 8 trained calls."""
+    recipe = changed(find("e_grpo")(), {"rollout.strides": [1, 2]}).check()
+    policy, seen = toy(recipe), []
+
+    def score(images, examples, group):
+        seen.append((len(images), group.bincount().tolist()))
+        return loop.score(images, examples, group)
+
+    log = loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1], score=score)
+    expected = plan.count(recipe, policy.sigmas(16))
+    assert (policy.forwards, policy.backwards) == (expected.forwards, expected.backwards)
+    assert seen == [(192, [12] * 16)] and log["train_calls"] == 8 and log["ratio/deviation"] < 1e-5
+
+
+def test_a_stride_past_the_end_is_refused():
+    said = fault("e_grpo", rollout__strides=[1, 8])
+    assert said.startswith("rollout.strides: a stride of 8 from step 11 on") and said.endswith("16 steps leave 5.")
 
 
 def test_a_merge_past_the_end_is_refused():

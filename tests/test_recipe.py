@@ -1,5 +1,7 @@
 """flowrl/recipe.py: a method is a Recipe, and one that cannot work says so in a line."""
 
+from dataclasses import replace
+
 import pytest
 
 from flowrl import decays, updates
@@ -34,7 +36,11 @@ def test_leaves_follow_from_roots_and_forks():
     assert flow_grpo().rollout.leaves(everywhere) == 16 and dance_grpo().rollout.leaves(everywhere) == 12
     assert branch_grpo().rollout.leaves(everywhere) == 16
     assert branch_grpo().but(rollout={"roots": 3}).rollout.leaves(everywhere) == 48
-    assert branch_grpo().but(rollout={"roots": 3, "apart": True}).rollout.leaves((0, 3, 6, 7)) == 3 * 7
+    apart = branch_grpo().but(rollout={"roots": 3, "apart": True}).rollout
+    assert apart.leaves((0, 3, 6, 7)) == 3 * 7 and apart.branches((0, 3, 6, 7)) == 4
+    twice = replace(apart, strides=(1, 2))
+    assert twice.leaves((0, 3, 6, 7)) == 2 * 3 * 7 and twice.branches((0, 3, 6, 7)) == 8
+    assert branch_grpo().rollout.branches(everywhere) == 1
 
 
 def test_a_part_tells_quantities_from_numbers_by_the_star():

@@ -29,6 +29,14 @@ def tree_value(advantage: Advantage, edge: Edge) -> Credit:
     return _value_below(advantage, edge, None)
 
 
+def leaf_sum(advantage: Advantage, edge: Edge) -> Credit:
+    """Sum of the advantages of the leaves below an edge.  arXiv:2601.00423
+
+    E-GRPO's granularities: one jump, finished in steps of several lengths, each compared by itself.
+    """
+    return tree_value(advantage, edge) * edge_share(edge)
+
+
 def path_softmax(advantage: Advantage, edge: Edge, log_prob_old: LogProb, *, beta: float = 1.0) -> Credit:
     """Value of an edge: leaves below it weighed by softmax(beta * log-prob of the path to them).  arXiv:2509.06040
 

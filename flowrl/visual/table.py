@@ -41,7 +41,7 @@ def earned(
     tracked: Mapping[str, Tensor] | None = None,
 ) -> Assigned:
     """What this rank's leaves earned, computed on the table of all ranks; memory is the same on all of them."""
-    leaves = _leaves(recipe, tree, table, prompts, len(noisy), ranks, state_reward)
+    leaves = _leaves(recipe, tree, table, prompts, noisy, ranks, state_reward)
     rows, valid = ranks.place(tree.edge)[1], ranks.gather(table.valid)
     found = assign(
         recipe,
@@ -65,7 +65,7 @@ def earned(
     return replace(found, **mine, log=log)
 
 
-def _leaves(recipe, tree, table, prompts, steps_apart, ranks, state_reward):
+def _leaves(recipe, tree, table, prompts, noisy, ranks, state_reward):
     """The table of all ranks; what is large is gathered only where a role asks for it."""
     before = ranks.gather(torch.tensor([[len(tree.source), int(tree.root.max()) + 1]]))[: ranks.index].sum(0)
     group, asked = ranks.gather(tree.group), recipe.asks
@@ -81,7 +81,7 @@ def _leaves(recipe, tree, table, prompts, steps_apart, ranks, state_reward):
         found["change"] = _on_path(tree, _change(tree), 0.0)
     if state_reward is not None:
         found["state_reward"] = state_reward
-    prompt = torch.tensor(prompts)[group // (steps_apart if recipe.rollout.apart else 1)]
+    prompt = torch.tensor(prompts)[group // recipe.rollout.branches(noisy)]
     return Leaves(group=group, prompt=prompt, **{name: ranks.gather(x) for name, x in found.items()})
 
 

@@ -171,6 +171,7 @@ def roll_out(
         noisy=noisy,
         forks=plan.forks_at(noisy),
         apart=plan.apart,
+        strides=plan.strides,
         candidates=plan.candidates,
         generators=[randomness.generator(seed, iteration, "step noise", *m) for m in members],
         group=group,
@@ -194,13 +195,19 @@ def with_tail(recipe: Recipe, sigmas: Tensor, noisy: Mapping[int, int]) -> Tenso
 
 
 def noisy_steps(recipe: Recipe, sigmas: Tensor, seed: int, iteration: int) -> dict[int, int]:
-    """{step that draws noise at this iteration: steps that it spans}, the same on every rank."""
+    """{step that draws noise at this iteration: steps that it spans}, the same on every rank.
+
+    ValueError, which names the role, for a plan that does not fit the schedule.
+    """
     plan = recipe.rollout
     if plan.noisy is None:
         return {}
     named = randomness.generator(seed, iteration, "noise plan")
     known = {"steps": plan.steps, "sigmas": sigmas, "forks": plan.forks, "iteration": iteration, "generator": named}
-    return lengths(plan.noisy(**known))
+    try:
+        return lengths(plan.noisy(**known))
+    except ValueError as error:
+        raise ValueError(f"rollout.noisy: {error}") from None
 
 
 def draw_levels(recipe: Recipe, tree: RolloutTree, *, seed: int, iteration: int) -> Drawn:

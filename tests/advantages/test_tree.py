@@ -48,6 +48,20 @@ def test_an_edge_is_worth_the_mean_of_the_leaves_below_it(case):
 
 
 @given(case=ragged_trees())
+def test_leaves_may_be_added_up_in_the_place_of_their_mean(case):
+    """E-GRPO's granularities: where every edge has one leaf that is the leaf's own advantage, bit by bit."""
+    edge, _, advantage = build(case)
+    ours = tree.leaf_sum(advantage, edge)
+    torch.testing.assert_close(ours, tree.tree_value(advantage, edge) * tree.edge_share(edge))
+    for t in range(edge.shape[1]):
+        for e in edge[:, t].unique():
+            below = edge[:, t] == e
+            assert ours[below, t].tolist() == pytest.approx([float(advantage[below].sum())] * int(below.sum()))
+    alone = torch.arange(len(advantage))[:, None]
+    assert torch.equal(tree.leaf_sum(advantage, alone), tree.broadcast(advantage, alone))
+
+
+@given(case=ragged_trees())
 def test_depthwise_credit_is_what_a_walk_over_the_nodes_gives(case):
     edge, group, advantage = build(case)
     ours = tree.tree_depthwise(advantage, edge, group)

@@ -39,6 +39,11 @@ def test_without_sensitivity_or_advantage_the_range_is_that_of_ppo_clip():
     for advantage in (torch.full((1, 11), 0.7), torch.full((1, 11), -0.7)):
         ours = ppo_clip_by_outcome(ratio, advantage, clip_low=0.1, clip_high=0.2, sensitivity=0.0)
         assert torch.equal(ours, ppo_clip(ratio, advantage, clip_low=0.1, clip_high=0.2))
+    for sign, bound in ((1.0, 1.1), (-1.0, 0.9)):  # as the reward goes to the mean of its group
+        advantage = torch.full((1, 1), sign * 1e-6)
+        far = torch.full((1, 1), 2.0 if sign > 0 else 0.1)
+        ours = ppo_clip_by_outcome(far, advantage, clip_low=0.1, clip_high=0.1, sensitivity=0.5)
+        assert (ours / -advantage).item() == pytest.approx(bound, abs=1e-5)
 
 
 def test_an_unclipped_gain_never_stops():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flowrl.advantages import outcome, tree
+from flowrl.changes import changed
 from flowrl.objectives import chunks, penalties, ratios, score, select, weights
 from flowrl.part import part
 from flowrl.recipe import frozen
@@ -49,7 +50,8 @@ def test_branch_grpo_forked_at_the_first_step_alone_is_a_group_with_one_noise(gr
     flat = find("dance_grpo")().but(
         rollout={"steps": 20, "forks": {0: 8}}, select=part(select.drawn), objective=forked.objective
     )
-    assert equal(gradient(forked), gradient(flat))
+    theirs, by_leaf = gradient(flat), forked.but(advantage=flat.advantage, credit=flat.credit)
+    assert equal(gradient(forked), theirs) and equal(gradient(by_leaf), theirs)
 
 
 def test_tree_grpo_with_one_child_is_mix_grpo(gradient):
@@ -59,6 +61,26 @@ def test_tree_grpo_with_one_child_is_mix_grpo(gradient):
     mixed = find("mix_grpo")().but(
         rollout={"steps": 10, "forks": {}, "roots": 6, "noisy": window}, advantage=lone.advantage
     )
+    assert equal(gradient(lone), gradient(mixed))
+
+
+PLAIN = {"rollout.kernel.growth": 0, "objective.sensitivity": 0, "penalties.best_path_mse": 0, "track": None}
+
+
+def test_dynamic_tree_rpo_without_its_numbers_is_tree_grpo_backed_up_by_means(gradient):
+    """No growth, sensitivity or imitation, two children."""
+    dynamic = find("dynamic_tree_rpo")()
+    tree_grpo = changed(find("tree_grpo_visual")(), {"rollout.forks.children": 2}).but(
+        advantage=dynamic.advantage, credit=part(tree.tree_value)
+    )
+    tree_grpo = tree_grpo.but(rollout={"noisy": dynamic.rollout.noisy})
+    theirs = gradient(tree_grpo)
+    assert equal(gradient(changed(dynamic, PLAIN)), theirs) and not equal(gradient(dynamic), theirs)
+
+
+def test_dynamic_tree_rpo_without_its_numbers_and_with_one_child_is_mix_grpo(gradient):
+    lone = changed(find("dynamic_tree_rpo")(), PLAIN).but(rollout={"forks": {}, "roots": 6})
+    mixed = find("mix_grpo")().but(rollout={"steps": 10, "forks": {}, "roots": 6}, advantage=lone.advantage)
     assert equal(gradient(lone), gradient(mixed))
 
 
@@ -81,6 +103,33 @@ def test_a_single_noisy_step_apart_is_a_single_noisy_step(gradient):
         rollout={"noisy": part(noise_plans.window, start=3, width=1)}, credit=part(tree.broadcast)
     )
     assert equal(gradient(tempflow.but(rollout={"apart": True})), gradient(tempflow))
+
+
+TWELVE = {"rollout.forks.children": 12}
+
+
+def test_e_grpo_where_nothing_is_merged_is_tempflow_grpo_without_weights(gradient):
+    """Eight steps apart: the mean over one step at a time, the noise being the same wherever it is drawn."""
+
+    def same(own):
+        """Twelve siblings, whichever state they leave."""
+        angle = torch.arange(24, dtype=own.dtype).view(12, 2)
+        return torch.sin(1 + angle**2).expand(own.shape)
+
+    apart = changed(find("e_grpo")(), {"rollout.noisy.threshold": -1e9} | TWELVE)
+    one = find("tempflow_grpo")().but(rollout={"steps": 16, "roots": 1}, penalties=(), snapshots={})
+    one = changed(one, TWELVE | {"credit": "broadcast", "rollout.noisy": "window", "rollout.noisy.width": 1})
+    apart, one = (recipe.but(rollout={"noise": part(same)}) for recipe in (apart, one))
+    each = [gradient(changed(one, {"rollout.noisy.start": t})) for t in range(8)]
+    assert equal(gradient(apart), sum(each) / 8) and not equal(gradient(apart), each[0])
+
+
+def test_adagrpo_without_the_other_prompts_is_e_grpo_at_its_steps(gradient):
+    """One candidate each, compared with its own group alone."""
+    own = part(outcome.grpo, scope="group", ddof=1, eps=1e-8, clamp=5.0)
+    alone = changed(find("adagrpo")(), {"pilot.candidates": 1}).but(advantage=own)
+    listed = part(noise_plans.listed, at=(0, 2, 4, 6))
+    assert equal(gradient(alone), gradient(find("e_grpo")().but(rollout={"noisy": listed}, advantage=own)))
 
 
 def test_chunks_of_one_step_are_steps(gradient):

@@ -23,7 +23,7 @@ LORA = {
 }
 FULL = {
     "model": {"train": "full", "lora": None},
-    "recipe": {"name": "flow_grpo_fast", "rollout.steps": 6, "rollout.roots": 2},
+    "recipe": {"name": "flow_grpo_fast", "rollout.steps": 6, "rollout.roots": 2, "rollout.noisy.width": 1},
     "budget": {"updates": 6, "prompts_per_update": 4},  # of six: updates 2, 3, 5 and 6 begin or end inside an epoch
     "optimizer": {"learning_rate": 1e-3, "schedule": "cosine", "warmup": 1, "betas": [0.9, 0.99]},
     "evaluation": {"prompts": 3, "every": 4},
@@ -111,7 +111,7 @@ def whole(settings, tmp_path_factory):
     ids=["lora with averages", "full", "moments of 8 bits"],
 )
 def test_six_updates_at_once_are_some_and_the_rest_after_a_resume(prepared, request, capsys, changes, dies, upto):
-    """C62, C63, C65: bit by bit on one CPU, prompts and the schedule of the rate included."""
+    """C41, C62, C63, C65: bit by bit on one CPU: prompts, noisy steps and the schedule of the rate included."""
     one = request.getfixturevalue("whole") if changes is LORA else train(prepared(**changes, output="whole")).directory
     broken = prepared(**changes, output="parts")
     fail_at(broken, dies)

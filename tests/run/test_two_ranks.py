@@ -12,7 +12,7 @@ from flowrl.run.learner import Learner
 from flowrl.run.processes import Processes
 from flowrl.visual.policy import Example
 from flowrl.visual.toy import ToyPolicy
-from flowrl.visual.trainer import roll_out, update
+from flowrl.visual.trainer import noisy_steps, roll_out, update
 from rewards.table import RewardTable
 
 def score(images, examples, group):
@@ -32,6 +32,7 @@ given = dict(seed=0, iteration=0, batch_size=16, ranks=process.ranks())
 log, _ = update(policy, recipe, examples, score, learner, **given)
 kept = {{"start": tree.states[tree.source[tree.edge[:, 0]]], "leaves": tree.leaves(), "group": tree.group}}
 kept |= {{"pictures": policy.decode(tree.leaves()), "grad_norm": log["grad_norm"]}}
+kept["windows"] = [list(noisy_steps(find("flow_grpo_fast")(), policy.sigmas(10), 0, i)) for i in range(8)]
 kept["weights"] = torch.cat([p.detach().flatten() for _, p in policy.trainable()])
 torch.save(kept, f"{folder}/{{process.count}}-{{process.index}}.pt")
 process.close()
@@ -68,6 +69,13 @@ def test_two_processes_draw_what_one_draws(ended):
     _, one, two = ended
     assert torch.equal(torch.cat([x["start"] for x in two]), one["start"])
     assert torch.allclose(torch.cat([x["leaves"] for x in two]), one["leaves"], atol=1e-5)
+
+
+def test_both_processes_draw_noise_in_the_same_window_of_every_update(ended):
+    """C41."""
+    _, one, two = ended
+    assert one["windows"] == two[0]["windows"] == two[1]["windows"]
+    assert len({tuple(window) for window in one["windows"]}) == 3
 
 
 def test_the_first_update_has_the_gradient_norm_and_the_weights_of_one_process(ended):

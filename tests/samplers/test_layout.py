@@ -53,6 +53,35 @@ def test_merged_jumps_apart_land_on_levels_that_others_cross():
     assert layout.level(4).tolist() == sorted(layout.level(4).tolist(), key=lambda s: (int(layout.noisy[s - 2]), s))
 
 
+def test_a_jump_goes_on_once_for_every_stride():
+    """From step 1 over two of 8 steps: on from level 3 by 4, 5, ... 8 and by 5, 7, 8; each is a set of its own."""
+    layout = tree_layout(2, 8, {0: 1, 1: 2}, {0: 2, 1: 2}, apart=True, strides=(1, 2))
+    assert follows(layout) and layout.branches == 4 and len(layout.edge) == 2 * 2 * 2 * 2
+    assert layout.branch.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] * 2 and layout.leaf_root.tolist() == [0] * 8 + [1] * 8
+    levels = [[int(layout.step_next[e]) for e in path if e >= 0] for path in layout.edge[[0, 2, 4, 6]]]
+    assert levels == [[*range(1, 9)], [1, 3, 5, 7, 8], [1, *range(3, 9)], [1, 3, 5, 7, 8]]
+    jump = layout.edge[:, 1].view(2, 4, 2)[:, 2:]
+    assert torch.equal(jump[:, 0], jump[:, 1]) and len(jump.unique()) == 4, "both ways begin with one jump"
+    assert torch.equal(jump[:, 0].unique(), layout.noisy.nonzero()[:, 0][layout.step[layout.noisy] == 1])
+    plain = tree_layout(2, 8, {0: 1, 1: 2}, {0: 2, 1: 2}, apart=True)
+    assert layout.frontier[:3] == plain.frontier[:3] and plain.branches == 2
+
+
+@pytest.mark.parametrize(
+    ("strides", "apart", "said"),
+    [
+        ((1, 2), False, r"strides \[1, 2\]: only where noisy steps stand apart"),
+        ((), True, r"strides \[\]: expected one or more, all different, each 1 or more"),
+        ((2, 2), True, r"strides \[2, 2\]: expected one or more, all different"),
+        ((0, 1), True, r"strides \[0, 1\]: expected one or more, all different, each 1 or more"),
+        ((1, 4), True, "a stride of 4 from step 3 on, where the last jump lands, is past the end: 6 steps leave 3"),
+    ],
+)
+def test_strides_that_lead_nowhere_else_are_refused(strides, apart, said):
+    with pytest.raises(ValueError, match=said):
+        tree_layout(1, 6, {0: 1, 1: 2} if apart else (0, 1), apart=apart, strides=strides)
+
+
 def test_only_ends_of_drawn_edges_and_finals_are_kept():
     """Noise apart at step 2 of 6: the state before it, its children, and where they end."""
     layout = tree_layout(1, 6, (2,), {2: 4}, apart=True)

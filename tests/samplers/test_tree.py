@@ -32,11 +32,11 @@ class Spy:
 def roll(velocity=None, roots=2, steps=5, noisy=None, forks=None, kernel=DANCE, prompt=None, seed=0, dims=(3,), **more):
     latents = torch.cat([torch.randn(1, *dims, generator=generator(seed, "initial", r)) for r in range(roots)])
     prompt = torch.arange(roots) if prompt is None else prompt
-    noisy = range(steps - 1) if noisy is None else noisy
+    noisy = tuple(range(steps - 1)) if noisy is None else noisy
     named = [generator(seed, "step", r) for r in range(roots)]
     sigmas = schedules.linear(steps)
     return rollout(
-        velocity or Spy(), latents, prompt, sigmas, kernel, noisy=tuple(noisy), forks=forks, generators=named, **more
+        velocity or Spy(), latents, prompt, sigmas, kernel, noisy=noisy, forks=forks, generators=named, **more
     )
 
 
@@ -170,6 +170,33 @@ def test_siblings_are_distinct(how):
     """C42: forks from one initial noise make eight different pictures."""
     tree = roll(roots=1, forks={0: 2, 1: 2, 2: 2}, noise=how)
     assert len(tree.leaves().unique(dim=0)) == 8
+
+
+def test_branches_of_one_noisy_step_agree_up_to_the_state_that_they_leave():
+    """TempFlow-GRPO: other noise at step 2 changes nothing before it; up to there all six are one row."""
+    found = []
+    for how in (noise.independent, part(noise.scaled, strength=2.0).bound):
+        roll(spy := Spy(), roots=1, noisy=(2,), forks={2: 6}, noise=how)
+        found.append([latents for latents, _, _ in spy.calls])
+    assert [len(latents) for latents in found[0]] == [1, 1, 1, 6, 6]
+    assert [torch.equal(one, other) for one, other in zip(*found, strict=True)] == [True] * 3 + [False] * 2
+
+
+def test_a_jump_is_finished_in_steps_of_every_stride_by_the_ode():
+    """Strides 1 and 2 after jumps that land at step 3: the first way is that of a rollout without strides."""
+    apart = {"roots": 1, "steps": 8, "noisy": {1: 2, 2: 1}, "forks": {1: 3, 2: 3}, "apart": True}
+    plain, spy = roll(**apart), Spy()
+    tree = roll(spy, **apart, strides=(1, 2), group=torch.tensor([5]))
+    assert tree.group.tolist() == [20] * 3 + [21] * 3 + [22] * 3 + [23] * 3
+    ends = tree.leaves().view(4, 3, -1)
+    assert torch.equal(ends[[0, 2]].flatten(0, 1), plain.leaves()) and not torch.allclose(ends[0], ends[1], atol=1e-3)
+    for row, jump in ((3, tree.edge[3, 1]), (9, tree.edge[9, 2])):
+        x = tree.states[tree.target[jump]][None]
+        for t, onward in ((3, 5), (5, 7), (7, 8)):
+            at = (tree.sigmas[t][None], tree.sigmas[onward][None])
+            x, _ = kernels.ode(x, Spy()(x, at[0], torch.zeros(1)), *at)
+        torch.testing.assert_close(tree.leaves()[row], x[0], atol=1e-6, rtol=0)
+    assert spy.rows == 3 + 6 * (5 + 2), "the path up to step 2, and where the jumps land once for both ways"
 
 
 def test_correlated_siblings_of_a_rollout_correlate_as_promised():

@@ -93,7 +93,10 @@ def adagrpo() -> Recipe:
 
 
 def e_grpo() -> Recipe:
-    """E-GRPO: high-entropy jumps off one deterministic path, a group for each; weak steps merge.  arXiv:2601.00423"""
+    """E-GRPO: high-entropy jumps off one deterministic path, a group for each; weak steps merge.  arXiv:2601.00423
+
+    rollout.strides = (1, 2) finishes every jump twice, the second time over every other level, and adds what both earn.
+    """
     return flow_grpo().but(
         rollout={
             "steps": 16,
@@ -103,6 +106,7 @@ def e_grpo() -> Recipe:
             "noisy": part(merges.merged, eta=0.7, threshold=2.2, within=0.5),
         },
         advantage=part(outcome.grpo, scope="group", ddof=0, eps=1e-4, clamp=5.0),
+        credit=part(tree.leaf_sum),
         penalties=(),
         snapshots={},
     )
