@@ -77,6 +77,18 @@ def test_counts_forget_and_take_the_mean_of_a_prompts_rollouts():
     torch.testing.assert_close(memory["beta/counts"][0], torch.tensor([1.15, 1.65]))
 
 
+@pytest.mark.parametrize(("reward", "limit"), [(0.0, 0.0), (1.0, 1.0)])
+def test_a_prompt_that_always_fails_or_succeeds_is_never_quite_certain(reward, limit):
+    """0 < v < 1, after a hundred updates that forget and also with weights whose sum rounds to more than 1."""
+    weight = torch.tensor([0.27, 0.66, 0.07])
+    assert weight.sum() > 1
+    memory, prompt = {}, torch.tensor([2])
+    for _ in range(100):
+        _, memory = trackers.beta_counts(torch.full((1, 3), reward), weight, prompt, memory)
+        assert 0 < trackers.expected_reward(prompt, memory).item() < 1
+    assert trackers.expected_reward(prompt, memory).item() == pytest.approx(limit, abs=1e-4)
+
+
 @pytest.mark.parametrize("value", [-0.1, 1.2])
 def test_counts_of_rewards_outside_of_0_and_1_are_refused(value):
     with pytest.raises(ValueError, match="it counts between 0 and 1"):
