@@ -33,6 +33,7 @@ class Lora(Section):
 
 class Model(Section):
     path: str  # folder of a saved diffusers pipeline
+    adapter: str | None = None  # my_package.my_file:MyFamily, for a class of pipelines that flowrl does not know
     train: Literal["lora", "full"] = "lora"
     lora: Lora | None = None  # only with train: lora
     init_adapter: str | None = None  # folder of an adapter to start from: a warm start, not a resumed run

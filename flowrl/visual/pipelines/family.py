@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
@@ -32,6 +33,7 @@ class Family(ABC):
     FRAMES: ClassVar[int | None] = None  # None: the class draws pictures
     GRIDS: ClassVar[tuple[str, ...]] = ("pipeline", "linear")  # the first by default
     CONDITIONED: ClassVar[bool] = False  # on pictures that each example brings
+    GUIDED: ClassVar[bool] = True  # False: guidance above 1 is refused
 
     def __init__(
         self,
@@ -51,6 +53,11 @@ class Family(ABC):
         self.max_sequence_length = self.TOKENS if max_sequence_length is None else max_sequence_length
         self.height, self.width = [size] * 2 if isinstance(size, int) else size or self.default_size()
         self.check_size()
+
+    @classmethod
+    def pipeline(cls) -> type[DiffusionPipeline]:
+        """The class PIPELINE."""
+        return getattr(diffusers, cls.PIPELINE)
 
     # Pixels and latents
 

@@ -29,7 +29,7 @@ class PipelinePolicy:
     quantized:  the networks were loaded so; they stay as they are
     offload:    keep the text encoders and the autoencoder off the device while nobody asks for them
     cache:      folder of encoded texts
-    device:     of the networks; by default where the autoencoder is
+    device:     of the run; by default where the networks are
     """
 
     def __init__(
@@ -58,15 +58,22 @@ class PipelinePolicy:
             raise ValueError(f"model.grid = {grid!r}: {family.PIPELINE} accepts {', '.join(family.GRIDS)}.")
         family.sigmas(1, self.grid)  # a scheduler without noise levels is refused before anything else
         pipe = self.pipe = family.pipe
-        self.family, self.batch_size, self.dtype, self._vae_dtype = family, batch_size, dtype, pipe.vae.dtype
-        self.device = device or pipe.vae.device  # asking diffusers walks all modules
+        self.family, self.batch_size, self.dtype = family, batch_size, dtype
+        self._vae = [pipe.vae] if hasattr(pipe, "vae") else []  # a model of pixels has none
+        self._vae_dtypes = [vae.dtype for vae in self._vae]
+        self.device = device or next(iter(parts.networks(pipe, family.NETWORKS).values())).device  # diffusers walks all
         self.guidance, self.forwards, self.backwards = 1.0, 0, 0
         self.shape, self._embedded = family.shape(), family.embeds_guidance()
         self.networks = parts.networks(pipe, family.NETWORKS)
         self._training = {name: network.training for name, network in self.networks.items()}
         for module in parts.modules(pipe):
             module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
-        parts.cast(pipe.vae, torch.float32)  # half-precision decoders overflow
+        for vae in self._vae:
+            parts.cast(vae, torch.float32)  # half-precision decoders overflow
+            if vae_tiling:
+                vae.enable_tiling()
+            if vae_slicing:
+                vae.enable_slicing()
         for network in self.networks.values():
             if rank:
                 if not quantized:
@@ -79,10 +86,6 @@ class PipelinePolicy:
             execution.set_attention(network, attention, self.device)
             if compile is not None:
                 execution.compile_in_place(network, compile)
-        if vae_tiling:
-            pipe.vae.enable_tiling()
-        if vae_slicing:
-            pipe.vae.enable_slicing()
         self.rank, self.sharded, self._offload = rank, False, offload
         self.snapshots = self._snapshots()
         self._ids: dict[tuple, int] = {}
@@ -127,6 +130,10 @@ class PipelinePolicy:
 
         `velocity` accepts the ids of the latest call only. Negative prompts are not encoded without guidance.
         """
+        if self.guidance > 1 and not self.family.GUIDED:
+            raise ValueError(
+                f"rollout.guidance = {self.guidance:g}: {self.family.PIPELINE} knows no guidance; 1 is none."
+            )
         pictures = [self._pictures(e) for e in examples]
         pairs = [((e.prompt, seen), (e.negative_prompt, seen)) for e, seen in zip(examples, pictures, strict=True)]
         ids = [self._ids.setdefault(pair, len(self._ids)) for pair in pairs]
@@ -154,7 +161,7 @@ class PipelinePolicy:
     @torch.no_grad()
     def _encode(self, key):
         text, files = key
-        with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m is not self.pipe.vae)):
+        with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m not in self._vae)):
             return self.family.encode(text, [load_image(file) for file in files], self.device)
 
     def _moved(self, text: Text) -> Text:
@@ -230,7 +237,7 @@ class PipelinePolicy:
         what a file would hold.
         """
         pictures = []
-        with self._near(self.pipe.vae):
+        with self._near(*self._vae):
             for chunk in latents.split(1 if self.family.frames > 1 else self.batch_size):
                 raw = self.family.decode(chunk).float()
                 pictures.append(((raw / 2 + 0.5).clamp(0, 1) * 255).round().byte())
@@ -255,7 +262,8 @@ class PipelinePolicy:
         """
         self.snapshots.adopt(name)
         if self.rank or self.sharded:
-            parts.cast(self.pipe.vae, self._vae_dtype)
+            for vae, dtype in zip(self._vae, self._vae_dtypes, strict=True):
+                parts.cast(vae, dtype)
         else:
             for module in parts.modules(self.pipe):
                 parts.cast(module, torch.float32)
