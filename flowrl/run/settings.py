@@ -43,7 +43,8 @@ class Model(Section):
     size: Positive | tuple[Positive, Positive] | None = None  # pixels: of a side, or (height, width)
     frames: Positive | None = None  # of a video
     # the schedule of pipe(num_inference_steps) or of pipe(sigmas=linspace(1, 1/steps, steps))
-    grid: Literal["pipeline", "linear"] | None = None  # default of this and the above: the pipeline's own
+    # or a shift: that of even steps from 1 to 0. Default of this and the above: the pipeline's own
+    grid: Literal["pipeline", "linear"] | Annotated[float, Field(gt=0)] | None = None
     max_sequence_length: Annotated[int, Field(ge=0)] | None = None  # text tokens, as in pipe(...)
     attention: Literal["native", "xformers", "flash"] = "native"  # diffusers' backends; the others need a GPU
     compile: Literal["inductor", "aot_eager"] | None = None  # torch.compile

@@ -181,3 +181,10 @@ def test_a_key_given_twice_is_refused(tmp_path, given):
 def test_an_unknown_run_file_is_told_from_those_that_came_with_flowrl():
     with pytest.raises(ValueError, match=r"'quickstrat': no such file\. Did you mean 'quickstart'\?"):
         load("quickstrat")
+
+
+@pytest.mark.parametrize("name", config.names())
+def test_every_run_file_here_is_a_run(name):
+    """Published set-ups: what a file says of a reward, a model or a recipe is accepted, and its recipe fits together."""
+    run = config.load(name)
+    assert run.build_recipe().rollout.steps > 0 and run.output.startswith("runs/")

@@ -15,6 +15,7 @@ from flowrl.visual.pipelines.folders import read_index
 from flowrl.visual.pipelines.lora import add_lora, load_lora, lora_weights, merge_lora, save_lora, without_lora
 from flowrl.visual.pipelines.texts import Texts
 from flowrl.visual.policy import Example, ShareOut, Snapshots
+from samplers import schedules
 
 
 class PipelinePolicy:
@@ -23,7 +24,7 @@ class PipelinePolicy:
     family:     the pipeline and how it draws; its networks are trained in place
     dtype:      of the networks' arithmetic, and of their weights where they are frozen
     targets:    of LoRA; by default the family's
-    grid:       see Family.sigmas; by default the first of the family's
+    grid:       see Family.sigmas, or a shift of even steps; by default the first of the family's
     batch_size: rows per autoencoder call
     attention, compile: see flowrl.visual.pipelines.execution
     quantized:  the networks were loaded so; they stay as they are
@@ -40,7 +41,7 @@ class PipelinePolicy:
         rank: int,
         alpha: float,
         targets: Sequence[str] | None = None,
-        grid: str | None = None,
+        grid: str | float | None = None,
         gradient_checkpointing: bool = False,
         batch_size: int = 64,
         seed: int = 0,
@@ -54,9 +55,10 @@ class PipelinePolicy:
         device: torch.device | None = None,
     ):
         self.grid = family.GRIDS[0] if grid is None else grid
-        if self.grid not in family.GRIDS:
-            raise ValueError(f"model.grid = {grid!r}: {family.PIPELINE} accepts {', '.join(family.GRIDS)}.")
-        family.sigmas(1, self.grid)  # a scheduler without noise levels is refused before anything else
+        own = family.sigmas(1, family.GRIDS[0])  # a scheduler without noise levels is refused before anything else
+        accepted = [*family.GRIDS, *(["a shift"] if float(own[0]) == 1 else [])]
+        if self.grid not in family.GRIDS and not (isinstance(grid, float) and "a shift" in accepted):
+            raise ValueError(f"model.grid = {grid!r}: {family.PIPELINE} accepts {', '.join(accepted)}.")
         pipe = self.pipe = family.pipe
         self.family, self.batch_size, self.dtype = family, batch_size, dtype
         self._vae = [pipe.vae] if hasattr(pipe, "vae") else []  # a model of pixels has none
@@ -203,7 +205,9 @@ class PipelinePolicy:
         return torch.randn(n, *self.shape, generator=generator).to(self.device, non_blocking=True)
 
     def sigmas(self, steps: int) -> Tensor:
-        """The pipeline's own schedule, made by its scheduler: fp32 [steps + 1] on the CPU."""
+        """The pipeline's own schedule, made by its scheduler, or even steps shifted: fp32 [steps + 1] on the CPU."""
+        if isinstance(self.grid, float):
+            return schedules.shifted(schedules.linear(steps), shift=self.grid)
         return self.family.sigmas(steps, self.grid)
 
     def velocity(self, latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
