@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from flowrl.run.config import ROOT, dump, from_dict, load, resolve
+from flowrl.run.config import ROOT, dump, from_dict, load, names, resolve
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ def test_an_unknown_run_file_is_told_from_those_that_came_with_flowrl():
         load("quickstrat")
 
 
-@pytest.mark.parametrize("name", config.names())
+@pytest.mark.parametrize("name", names())
 def test_every_run_file_here_is_a_run(name):
-    """Published set-ups: what a file says of a reward, a model or a recipe is accepted, and its recipe fits together."""
-    run = config.load(name)
+    """Published set-ups: what a file says of a reward, a model or a recipe is accepted, and the recipe fits."""
+    run = load(name)
     assert run.build_recipe().rollout.steps > 0 and run.output.startswith("runs/")
