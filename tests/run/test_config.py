@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from flowrl.run.config import ROOT, dump, from_dict, load, names, resolve
+from flowrl.run.config import ROOT, dump, from_dict, load, resolve
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_shipped_run_files_load_and_build():
     assert "quickstart" in {file.stem for file in files}
     for file in files:
         run = load(file)
-        assert run.build_recipe().rollout.roots >= 2 and load(file.stem) == run
+        assert run.build_recipe().rollout.steps > 0 and load(file.stem) == run and run.output.startswith("runs/")
 
 
 def test_a_path_here_wins_over_one_that_came_with_flowrl(tmp_path, monkeypatch):
@@ -181,10 +181,3 @@ def test_a_key_given_twice_is_refused(tmp_path, given):
 def test_an_unknown_run_file_is_told_from_those_that_came_with_flowrl():
     with pytest.raises(ValueError, match=r"'quickstrat': no such file\. Did you mean 'quickstart'\?"):
         load("quickstrat")
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_run_file_here_is_a_run(name):
-    """Published set-ups: what a file says of a reward, a model or a recipe is accepted, and the recipe fits."""
-    run = load(name)
-    assert run.build_recipe().rollout.steps > 0 and run.output.startswith("runs/")
