@@ -96,6 +96,10 @@ class Family(ABC):
     def encode(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
         """One text, and the PIL pictures that condition it, as the network reads it; without gradient."""
 
+    @abstractmethod
+    def blank(self) -> Text:
+        """A text of full length, empty tensors on the meta device: what `flowrl plan` measures memory with."""
+
     def readers(self) -> Sequence[tuple[object, int]]:
         """(tokenizer, tokens after which it cuts) of the encoders whose cut loses something."""
         return [(self.pipe.tokenizer, self.max_sequence_length or self.pipe.tokenizer.model_max_length)]
