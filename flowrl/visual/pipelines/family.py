@@ -89,6 +89,10 @@ class Family(ABC):
     def encode(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
         """One text, and the PIL pictures that condition it, as the network reads it; without gradient."""
 
+    def encode_negative(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
+        """What guidance leads away from, where the class encodes it in another way than a prompt."""
+        return self.encode(text, pictures, device)
+
     def readers(self) -> Sequence[tuple[object, int]]:
         """(tokenizer, tokens after which it cuts) of the encoders whose cut loses something."""
         return [(self.pipe.tokenizer, self.max_sequence_length or self.pipe.tokenizer.model_max_length)]

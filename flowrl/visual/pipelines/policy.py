@@ -113,7 +113,8 @@ class PipelinePolicy:
         `velocity` accepts the ids of the latest call only. Negative prompts are not encoded without guidance.
         """
         pictures = [self._pictures(e) for e in examples]
-        pairs = [((e.prompt, seen), (e.negative_prompt, seen)) for e, seen in zip(examples, pictures, strict=True)]
+        seen = zip(examples, pictures, strict=True)
+        pairs = [((e.prompt, files, False), (e.negative_prompt, files, True)) for e, files in seen]
         ids = [self._ids.setdefault(pair, len(self._ids)) for pair in pairs]
         keys = list(dict.fromkeys(key for pair in pairs for key in pair[: self.rows_per_state]))
         moved = {key: self._moved(text) for key, text in zip(keys, self._texts.get(keys), strict=True)}
@@ -138,9 +139,10 @@ class PipelinePolicy:
 
     @torch.no_grad()
     def _encode(self, key):
-        text, files = key
+        text, files, negative = key
+        encode = self.family.encode_negative if negative else self.family.encode
         with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m is not self.pipe.vae)):
-            return self.family.encode(text, [load_image(file) for file in files], self.device)
+            return encode(text, [load_image(file) for file in files], self.device)
 
     def _moved(self, text: Text) -> Text:
         return {name: x.to(self.device, non_blocking=True) for name, x in text.items()}
