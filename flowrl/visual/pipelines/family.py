@@ -47,6 +47,7 @@ class Family(ABC):
                 f"model.max_sequence_length = {max_sequence_length} has no effect: {self.PIPELINE} has a fixed one."
             )
         self.pipe = pipe
+        self.sharded = False  # where it is, every call runs all networks, as other processes may need their weights
         self.frames = 1 if self.FRAMES is None else frames or self.FRAMES
         self.max_sequence_length = self.TOKENS if max_sequence_length is None else max_sequence_length
         self.height, self.width = [size] * 2 if isinstance(size, int) else size or self.default_size()

@@ -97,7 +97,7 @@ class PipelinePolicy:
         """Share out the networks' weights; what is frozen beside them stays whole on every process."""
         for network in self.networks.values():
             share_out(network, self.family.BLOCKS)
-        self.sharded = True
+        self.sharded = self.family.sharded = True
         self.snapshots = self._snapshots()
 
     # Texts
