@@ -7,7 +7,9 @@ from flowrl.visual.pipelines.family import Family
 
 TUTORIAL = "docs/new_model.md"
 FAMILIES = {  # class of diffusers: module and class of its adapter, imported when it is asked for
+    "SanaPipeline": ("sana", "Sana"),
     "StableDiffusion3Pipeline": ("sd3", "StableDiffusion3"),
+    "WanPipeline": ("wan", "Wan"),
 }
 
 

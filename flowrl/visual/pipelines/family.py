@@ -49,6 +49,7 @@ class Family(ABC):
                 f"model.max_sequence_length = {max_sequence_length} has no effect: {self.PIPELINE} has a fixed one."
             )
         self.pipe = pipe
+        self.sharded = False  # where it is, every call runs all networks, as other processes may need their weights
         self.frames = 1 if self.FRAMES is None else frames or self.FRAMES
         self.max_sequence_length = self.TOKENS if max_sequence_length is None else max_sequence_length
         self.height, self.width = [size] * 2 if isinstance(size, int) else size or self.default_size()
@@ -99,6 +100,10 @@ class Family(ABC):
     @abstractmethod
     def blank(self) -> Text:
         """A text of full length, empty tensors on the meta device: what `flowrl plan` measures memory with."""
+
+    def encode_negative(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
+        """What guidance leads away from, where the class encodes it in another way than a prompt."""
+        return self.encode(text, pictures, device)
 
     def readers(self) -> Sequence[tuple[object, int]]:
         """(tokenizer, tokens after which it cuts) of the encoders whose cut loses something."""

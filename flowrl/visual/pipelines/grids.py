@@ -25,15 +25,19 @@ def euler(scheduler: SchedulerMixin) -> FlowMatchEulerDiscreteScheduler:
 def walked(scheduler: SchedulerMixin, steps: int, *, linear: bool, mu: float | None = None) -> Tensor:
     """fp32 [steps + 1] after set_timesteps(steps), or with `linear` after set_timesteps(sigmas=linspace(1, 1/steps)).
 
+    A multi-step scheduler is asked for its own levels: it shifts them once, where Euler's set_timesteps(steps) shifts
+    them twice.
+
     mu: shift of a scheduler with use_dynamic_shifting
     """
-    scheduler = euler(scheduler)
-    extra = {"mu": mu} if scheduler.config.use_dynamic_shifting else {}
+    one_step = euler(scheduler)
+    walk = one_step if linear else copy.deepcopy(scheduler)
+    extra = {"mu": mu} if walk.config.get("use_dynamic_shifting") else {}
     if linear:
-        scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
+        walk.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
     else:
-        scheduler.set_timesteps(steps, **extra)
-    return scheduler.sigmas.cpu().float()
+        walk.set_timesteps(steps, **extra)
+    return walk.sigmas.cpu().float()
 
 
 def shift_by_tokens(config, tokens: int, *, most: float) -> float:

@@ -117,7 +117,7 @@ class PipelinePolicy:
         """Share out the networks' weights; what is frozen beside them stays whole on every process."""
         for network in self.networks.values():
             share_out(network, self.family.BLOCKS)
-        self.sharded = True
+        self.sharded = self.family.sharded = True
         self.snapshots = self._snapshots()
 
     # Texts
@@ -137,7 +137,9 @@ class PipelinePolicy:
                 f"rollout.guidance = {self.guidance:g}: {self.family.PIPELINE} knows no guidance; 1 is none."
             )
         pictures = [self._pictures(e) for e in examples]
-        pairs = [((e.prompt, seen), (e.negative_prompt, seen)) for e, seen in zip(examples, pictures, strict=True)]
+        seen = zip(examples, pictures, strict=True)
+        other = type(self.family).encode_negative is not Family.encode_negative  # else a text is a text
+        pairs = [((e.prompt, files, False), (e.negative_prompt, files, other)) for e, files in seen]
         ids = [self._ids.setdefault(pair, len(self._ids)) for pair in pairs]
         keys = list(dict.fromkeys(key for pair in pairs for key in pair[: self.rows_per_state]))
         moved = {key: self._moved(text) for key, text in zip(keys, self._texts.get(keys), strict=True)}
@@ -162,9 +164,10 @@ class PipelinePolicy:
 
     @torch.no_grad()
     def _encode(self, key):
-        text, files = key
+        text, files, negative = key
+        encode = self.family.encode_negative if negative else self.family.encode
         with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m not in self._vae)):
-            return self.family.encode(text, [load_image(file) for file in files], self.device)
+            return encode(text, [load_image(file) for file in files], self.device)
 
     def _moved(self, text: Text) -> Text:
         return {name: x.to(self.device, non_blocking=True) for name, x in text.items()}
