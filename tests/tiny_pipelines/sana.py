@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, trainers
 from transformers import Gemma2Config, Gemma2Model, GemmaTokenizer
 
 from tiny_pipelines import Tiny, seeded
-from tiny_pipelines.multistep import OwnLevels
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 
@@ -49,13 +48,4 @@ def pipeline():
     return SanaPipeline(tokenizer, Gemma2Model(text), vae, transformer, scheduler)
 
 
-def call(pipe, prompts, noise, steps, guidance, size, pictures):
-    pipe.scheduler = OwnLevels(pipe.scheduler)
-    return pipe(
-        prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance, num_inference_steps=steps,
-        latents=pipe.scheduler.start(noise), height=size[0], width=size[1], max_sequence_length=12,
-        use_resolution_binning=False, output_type="pt",
-    ).images  # fmt: skip
-
-
-VARIANTS = {"sana": Tiny(seeded(pipeline), call, sizes=((32, 32), (32, 64)), settings={"max_sequence_length": 12})}
+VARIANTS = {"sana": Tiny(seeded(pipeline), sizes=((32, 32), (32, 64)), settings={"max_sequence_length": 12})}

@@ -11,7 +11,6 @@ from diffusers import (
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from tiny_pipelines import Tiny, seeded
-from tiny_pipelines.multistep import OwnLevels
 
 WORDS = ("a", "red", "circle", "two", "blue", "squares", "on", "the", "left", "of", "green", "cross")
 UNI = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "num_train_timesteps": 1000}
@@ -60,21 +59,9 @@ def pipeline(*, vae=autoencoder, scheduler=None, experts=1, **settings):
     )
 
 
-def caller(frames):
-    def call(pipe, prompts, noise, steps, guidance, size, pictures):
-        if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
-            pipe.scheduler = OwnLevels(pipe.scheduler)
-        return pipe(
-            prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance, num_inference_steps=steps,
-            latents=noise, height=size[0], width=size[1], num_frames=frames, max_sequence_length=12, output_type="pt",
-        ).frames  # fmt: skip
-
-    return call
-
-
 def variant(frames=5, sizes=((32, 32), (32, 48)), **parts):
     settings = {"max_sequence_length": 12, "frames": frames}
-    return Tiny(seeded(lambda: pipeline(**parts)), caller(frames), sizes=sizes, settings=settings)
+    return Tiny(seeded(lambda: pipeline(**parts)), sizes=sizes, settings=settings)
 
 
 VARIANTS = {

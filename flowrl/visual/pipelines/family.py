@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import diffusers
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, SchedulerMixin
 from torch import Tensor
 
 from flowrl.visual.pipelines import grids
@@ -128,6 +128,12 @@ class Family(ABC):
         guidance: [B], where the network has an input for it
         """
 
+    def one_step(self, steps: int) -> SchedulerMixin:
+        """The scheduler that a rollout equals: the pipeline's own, or Euler along its levels if it keeps a history."""
+        own = self.pipe.scheduler
+        euler = isinstance(own, FlowMatchEulerDiscreteScheduler)
+        return own if euler else grids.Levels(self.sigmas(steps, self.GRIDS[0]))
+
     def embeds_guidance(self) -> bool:
         """Whether guidance is an input of the network: one row per state instead of two."""
         return False
@@ -148,8 +154,8 @@ class Family(ABC):
     ) -> Tensor:
         """What plain diffusers draws from noise [N, *shape]: [N, 3, H, W], of a video [N, F, 3, H, W], in 0..1.
 
-        The yardstick of `flowrl check`: one call of the pipeline, with its one-step scheduler. Texts are guided away
-        from "".
+        The yardstick of `flowrl check`: one call of the pipeline, whose scheduler is that of `one_step` then. Texts are
+        guided away from "".
         """
 
 

@@ -26,7 +26,7 @@ def walked(scheduler: SchedulerMixin, steps: int, *, linear: bool, mu: float | N
     """fp32 [steps + 1] after set_timesteps(steps), or with `linear` after set_timesteps(sigmas=linspace(1, 1/steps)).
 
     A multi-step scheduler is asked for its own levels: it shifts them once, where Euler's set_timesteps(steps) shifts
-    them twice.
+    them twice. It starts short of 1 (.9997), for its logarithms; here it starts at 1, where all is noise.
 
     mu: shift of a scheduler with use_dynamic_shifting
     """
@@ -37,7 +37,21 @@ def walked(scheduler: SchedulerMixin, steps: int, *, linear: bool, mu: float | N
         walk.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
     else:
         walk.set_timesteps(steps, **extra)
-    return walk.sigmas.cpu().float()
+    sigmas = walk.sigmas.cpu().float()
+    if walk.config.get("use_flow_sigmas"):
+        sigmas[0] = 1
+    return sigmas
+
+
+class Levels(FlowMatchEulerDiscreteScheduler):
+    """Euler steps along given noise levels, however many it is asked for."""
+
+    def __init__(self, sigmas: Tensor):
+        super().__init__()
+        self.levels = sigmas
+
+    def set_timesteps(self, num_inference_steps=None, device=None, **ignored):
+        super().set_timesteps(sigmas=self.levels[:-1].tolist(), device=device)
 
 
 def shift_by_tokens(config, tokens: int, *, most: float) -> float:

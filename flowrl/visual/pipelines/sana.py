@@ -3,6 +3,7 @@
 import inspect
 import math
 
+import torch
 from torch import Tensor
 
 from flowrl.visual.pipelines.family import Family, stacked
@@ -43,6 +44,13 @@ class Sana(Family):
         )  # fmt: skip
         return {"tokens": tokens[0], "mask": mask[0]}
 
+    def blank(self):
+        tokens, width = self.max_sequence_length, self.pipe.transformer.config.caption_channels
+        return {
+            "tokens": torch.empty(tokens, width, device="meta"),
+            "mask": torch.empty(tokens, dtype=torch.long, device="meta"),
+        }
+
     def readers(self):
         """After an instruction, one token less is left than for a text alone."""
         return [(self.pipe.tokenizer, self.max_sequence_length - 1)]
@@ -59,3 +67,10 @@ class Sana(Family):
 
     def decode(self, latents: Tensor) -> Tensor:
         return self.pipe.vae.decode(latents / self.pipe.vae.config.scaling_factor, return_dict=False)[0]
+
+    def draw(self, prompts, noise, steps, guidance, pictures):
+        return self.pipe(
+            prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance, num_inference_steps=steps,
+            latents=noise, height=self.height, width=self.width, max_sequence_length=self.max_sequence_length,
+            use_resolution_binning=False, output_type="pt",
+        ).images  # fmt: skip

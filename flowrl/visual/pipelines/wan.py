@@ -52,6 +52,9 @@ class Wan(Family):
         )  # fmt: skip
         return {"tokens": tokens[0]}
 
+    def blank(self):
+        return {"tokens": torch.empty(self.max_sequence_length, self.pipe.transformer.config.text_dim, device="meta")}
+
     def velocity(self, latents, sigma, texts, guidance):
         timestep, tokens = 1000 * sigma, stacked(texts, "tokens")
         if self.pipe.config.boundary_ratio is None:
@@ -73,6 +76,14 @@ class Wan(Family):
         config = self.pipe.vae.config
         mean, std = (latents.new_tensor(x).view(-1, 1, 1, 1) for x in (config.latents_mean, config.latents_std))
         return self.pipe.vae.decode(latents * std + mean, return_dict=False)[0]
+
+    def draw(self, prompts, noise, steps, guidance, pictures):
+        frames = self.pipe(
+            prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance, num_inference_steps=steps,
+            latents=noise, height=self.height, width=self.width, num_frames=self.frames,
+            max_sequence_length=self.max_sequence_length, output_type="pt",
+        ).frames  # fmt: skip
+        return frames if self.frames > 1 else frames[:, 0]
 
 
 def _draw(network, latents, timestep, tokens):
