@@ -88,7 +88,7 @@ def tree_layout(
     apart: every noisy step leaves the deterministic path of its root by itself, and its children follow the ODE to the
            end; else the noisy steps follow each other on every path
     at_once: the way from where the last noise lands to the end is one edge, which a multi-step solver walks
-    chosen: {noisy step: which child of each root goes on}: the others are leaves that end there, after the one that
+    chosen: {fork: which child of each root goes on}: the others are leaves that end there, after the one that
             reaches the end
     """
     jumps, forks = lengths(noisy), dict(forks or {})
@@ -97,7 +97,7 @@ def tree_layout(
     landing = max((t + length for t, length in jumps.items()), default=0) if at_once else steps
     if chosen is not None:
         assert not apart and not at_once and set(jumps.values()) <= {1}, "candidates are drawn step by step"
-        moves, arrivals, frontier = _moves_of_candidates(roots, steps, forks, chosen)
+        moves, arrivals, frontier = _moves_of_candidates(roots, steps, jumps, forks, chosen)
     else:
         moves, arrivals, frontier = _moves(roots, steps, jumps, forks, apart, landing)
     return _tables(roots, steps, moves, arrivals, frontier, jumps if apart else None, chosen)
@@ -142,11 +142,11 @@ def _moves(roots, steps, jumps, forks, apart, landing):
     return tuple(moves), tuple(map(tuple, arrivals)), tuple(frontier)
 
 
-def _moves_of_candidates(roots, steps, forks, chosen):
-    """One path for each root, and at every noisy step the children that leave it."""
+def _moves_of_candidates(roots, steps, jumps, forks, chosen):
+    """One path for each root, and at every fork the children that leave it."""
     moves, frontier, alive = [], [roots], slice(0, roots)
     for t in range(steps):
-        moves.append(Move(t, t + 1, t in chosen, alive, forks.get(t, 1)))
+        moves.append(Move(t, t + 1, t in jumps, alive, forks.get(t, 1)))
         frontier.append(moves[-1].edges)
         alive = torch.arange(roots) * forks[t] + chosen[t] if t in forks else slice(0, roots)
     return tuple(moves), ((), *((t,) for t in range(steps))), tuple(frontier)

@@ -46,6 +46,7 @@ def along_paths(
         found = show(score, decode, shown, whose, tree.group[leaf[rows]], level)
         value[rows], valid[rows] = found.total().to(value), found.valid
     taken, last = edge >= 0, tree.step_next[edge.max(1).values]
+    assert bool((tree.source[edge[taken]] >= 0).all()), "a state on a path was not kept by the rollout"
     states = torch.full((len(edge), edge.shape[1] + 1), torch.nan)
     states[:, :-1][taken] = value[tree.source[edge[taken]]]
     states = states.scatter(1, last[:, None], value[tree.final][:, None])
