@@ -37,6 +37,7 @@ class Leaves:
 class Assigned:
     """What the decisions of an iteration earned, and how much each counts in each of its optimizer updates."""
 
+    valid: Bool[Tensor, " N"]  # False: the score failed; no advantage, no weight, nothing that the tracker gave
     advantage: Float[Tensor, "N T"]
     weights: tuple[Float[Tensor, "N T"], ...]  # one per optimizer update, each summing to 1 over all ranks
     kept: tuple[float, ...]  # flowrl.updates.Planned.kept of each
@@ -80,6 +81,7 @@ def assign(
     log["advantage/max"] = float(known["advantage"].abs().max()) if "advantage" in known else 0.0
     weights = tuple(_put_back(weight, valid) for weight in weights)
     return Assigned(
+        valid=valid,
         advantage=_put_back(credit, valid),
         weights=weights,
         kept=kept,

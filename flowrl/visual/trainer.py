@@ -110,7 +110,7 @@ def learn(
     learner.begin(iteration, restorable=min(assigned.kept) < 1)
     numbers = {name: x for name, x in assigned.tracked.items() if not vocabulary.per_rollout(name)}
     tracked = {name: x for name, x in assigned.tracked.items() if name in recipe.needs and name not in numbers}
-    more = [*columns, *(Column(name, per_edge(tree, x)) for name, x in tracked.items())]
+    more = [*columns, *(Column(name, per_edge(tree, x, assigned.valid)) for name, x in tracked.items())]
     watch, logs, calls = Watch(recipe, numbers), [], 0
     for number, (weight, kept) in enumerate(zip(assigned.weights, assigned.kept, strict=True)):
         if kept < 1:

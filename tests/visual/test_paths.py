@@ -128,3 +128,13 @@ def test_what_leaves_agree_on_belongs_to_their_edges(rolled):
     _, _, tree, _ = rolled("tree_grpo_visual")
     of_edge = per_edge(tree, tree.group + 5)
     assert bool((of_edge[tree.edge] == tree.group[:, None] + 5).all()) and set(of_edge.tolist()) == {5, 6}
+
+
+def test_a_leaf_that_does_not_count_says_nothing_of_the_edges_that_it_shares(rolled):
+    """The last leaf of every group; an edge of its own gets 0."""
+    _, _, tree, _ = rolled("tree_grpo_visual")
+    counted = torch.ones(len(tree.edge), dtype=torch.bool)
+    counted[26::27] = False
+    of_edge = per_edge(tree, torch.where(counted, tree.group + 5.0, -1.0), counted)
+    assert bool((of_edge[tree.edge[counted]] == tree.group[counted, None] + 5).all())
+    assert set(of_edge[tree.edge[~counted]].flatten().tolist()) == {0, 5, 6}
