@@ -44,6 +44,7 @@ def check_recipe(recipe) -> None:
     _check_rollout(recipe)
     for role, filled in recipe.parts():
         _check_part(recipe, role, filled)
+    _check_density(recipe)
     _check_snapshots(recipe)
     if recipe.couples:
         _check_coupled(recipe)
@@ -98,6 +99,15 @@ def _check_part(recipe, role, filled):
             raise ValueError(f"{role}: {filled.name} asks for {name!r}: set chunks.")
     if "ratio" in filled.needs and recipe.ratio is None:
         raise ValueError(f"{role}: {filled.name} asks for the ratio, but the recipe has none.")
+
+
+def _check_density(recipe):
+    density = recipe.rollout.density
+    if recipe.ratio and getattr(recipe.ratio.fn, "of_gaussians", False) and not getattr(density.fn, "normal", False):
+        raise ValueError(
+            f"ratio: {recipe.ratio.name} is one of Gaussian densities, and rollout.density = {density.name}. Set "
+            "rollout.density = gaussian, or another ratio."
+        )
 
 
 def _of_a_row(recipe):
