@@ -37,8 +37,10 @@ class Leaves:
 class Assigned:
     """What the decisions of an iteration earned, and how much each counts in each of its optimizer updates."""
 
+    valid: Bool[Tensor, " N"]  # False: the score failed; no advantage, no weight, nothing that the tracker gave
     advantage: Float[Tensor, "N T"]
     weights: tuple[Float[Tensor, "N T"], ...]  # one per optimizer update, each summing to 1 over all ranks
+    trained: tuple[bool, ...]  # whether any decision of any rank counts in each
     kept: tuple[float, ...]  # flowrl.updates.Planned.kept of each
     chunk: Int[Tensor, " T"] | None  # of each step, where the recipe trains chunks
     tracked: Mapping[str, Tensor]  # what the tracker gave, a row per rollout or one number
@@ -80,8 +82,10 @@ def assign(
     log["advantage/max"] = float(known["advantage"].abs().max()) if "advantage" in known else 0.0
     weights = tuple(_put_back(weight, valid) for weight in weights)
     return Assigned(
+        valid=valid,
         advantage=_put_back(credit, valid),
         weights=weights,
+        trained=tuple(bool(weight.any()) for weight in weights),
         kept=kept,
         chunk=known.get("chunk"),
         tracked={n: _put_back(x, valid) if per_rollout(n) else x for n, x in tracked.items()},

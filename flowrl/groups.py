@@ -1,7 +1,7 @@
 """Statistics over the rows that share an index.  x [M, ...], index [M] -> [M, ...]: each row gets its group's value.
 
 Groups may have any sizes and any order of rows. Rows may carry a `weight` [M] (an edge shared by k leaves weighs 1/k in
-each of them); a row of weight 0 belongs to no group.
+each of them); a row of weight 0 belongs to no group, and may be nan.
 """
 
 import torch
@@ -34,7 +34,7 @@ def group_mean(x: Rows, index: Index, weight: Weight = None) -> Rows:
     if weight is None:
         return group_sum(x, index) / _like(group_count(index), x)
     total = _like(group_sum(weight, index), x)
-    return torch.where(total > 0, group_sum(_like(weight, x) * x, index) / total, 0)
+    return torch.where(total > 0, group_sum(_weighed(x, weight), index) / total, 0)
 
 
 def group_centre(x: Rows, index: Index, weight: Weight = None) -> Rows:
@@ -45,7 +45,7 @@ def group_centre(x: Rows, index: Index, weight: Weight = None) -> Rows:
 def group_std(x: Rows, index: Index, weight: Weight = None, *, ddof: int) -> Rows:
     """Standard deviation, dividing by the group's weight minus `ddof` (0 population, 1 unbiased); 0 for a lone row."""
     weight = x.new_ones(len(x)) if weight is None else weight
-    square = group_sum(_like(weight, x) * group_centre(x, index, weight) ** 2, index)
+    square = group_sum(_weighed(group_centre(x, index, weight) ** 2, weight), index)
     room = _like(group_sum(weight, index), x) - ddof
     return torch.where(room > 1e-6, square / room.clamp(min=1e-6), 0).sqrt()
 
@@ -88,6 +88,12 @@ def group_sparsity(x: Rows, index: Index) -> Rows:
 def _dense(index: Tensor) -> tuple[Tensor, int]:
     values, inverse = index.unique(return_inverse=True)
     return inverse, len(values)
+
+
+def _weighed(x: Tensor, weight: Tensor) -> Tensor:
+    """weight * x, and 0 where the weight is, whatever x."""
+    weight = _like(weight, x)
+    return torch.where(weight > 0, weight * x, 0)
 
 
 def _like(per_row: Tensor, x: Tensor) -> Tensor:

@@ -188,7 +188,11 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
     for t, length in noisy.items():
         known = {"step": torch.tensor(t), "depth": depths(plan.steps, noisy, apart=plan.apart)[t]}
         kernel = bind(plan.kernel.bound, sigmas=sigmas, steps=plan.steps, **known)
-        _, std = kernel(torch.zeros(1, 1), torch.zeros(1, 1), sigmas[t : t + 1], sigmas[t + length : t + length + 1])
+        at = sigmas[t : t + 1], sigmas[t + length : t + length + 1]
+        try:
+            _, std = kernel(torch.zeros(1, 1), torch.zeros(1, 1), *at)
+        except ValueError as error:
+            raise ValueError(f"rollout.kernel: {error}") from None
         if not float(std) > 0:
             raise ValueError(
                 f"rollout.kernel {plan.kernel.name} draws no noise at step {t} (std {float(std)}): nothing can be "

@@ -44,6 +44,7 @@ def check_recipe(recipe) -> None:
     _check_rollout(recipe)
     for role, filled in recipe.parts():
         _check_part(recipe, role, filled)
+    _check_density(recipe)
     _check_snapshots(recipe)
     if recipe.couples:
         _check_coupled(recipe)
@@ -100,6 +101,15 @@ def _check_part(recipe, role, filled):
         raise ValueError(f"{role}: {filled.name} asks for the ratio, but the recipe has none.")
 
 
+def _check_density(recipe):
+    density = recipe.rollout.density
+    if recipe.ratio and getattr(recipe.ratio.fn, "of_gaussians", False) and not getattr(density.fn, "normal", False):
+        raise ValueError(
+            f"ratio: {recipe.ratio.name} is one of Gaussian densities, and rollout.density = {density.name}. Set "
+            "rollout.density = gaussian, or another ratio."
+        )
+
+
 def _of_a_row(recipe):
     return (*(ON_PATH if recipe.noising is None else ON_NOISE), "ratio")
 
@@ -143,12 +153,6 @@ def _check_table(recipe):
     for name in _KERNEL[1:]:
         if name in asked and plan.kernel is None:
             raise ValueError(f"a part asks for {name!r}, but nothing is drawn: set rollout.noisy and rollout.kernel.")
-    corrected = recipe.ratio is not None and {"log_prob", "std"} <= set(recipe.ratio.needs)
-    if corrected and plan.density is not None and "std" not in plan.density.needs:
-        raise ValueError(
-            f"ratio = {recipe.ratio.name} corrects log-probs by their std, and rollout.density = {plan.density.name} "
-            "knows none. Set rollout.density = gaussian."
-        )
     if plan.candidates and (plan.apart or plan.solver or not plan.forks or recipe.estimate is None):
         raise ValueError(
             "rollout.candidates: the children of rollout.forks are compared where they arrive. Set rollout.forks, "

@@ -3,13 +3,15 @@
 import torch
 
 
-def train_step(recipe, points, evaluate, learner, place=lambda rows: (rows, slice(None))):
+def train_step(recipe, points, evaluate, learner, place=lambda rows: (rows, slice(None)), *, trained=True):
     """Minimise  sum of weight * (objective + penalties)  over all points of one update; return what to log.
 
     points:   rows of decisions; weights sum to 1 over all ranks, fixed before the split
     evaluate: (rows, names[, gradient]) -> {name: [B, K, ...]}; snapshots first, the current policy last, with gradient
-    learner:  .micro_batches splits the points, .backward accumulates, .step reduces over ranks and steps once
+    learner:  .micro_batches splits the points, .backward accumulates, .step reduces over ranks and steps once, .skip
+              leaves the weights as they are
     place:    [n, ...] of this rank -> (the rows of all ranks, which of them are its own)
+    trained:  whether any rank has a row of a weight; if not, momentum and decay move nothing either
     """
     asked, start, log = recipe.needs, 0, dict.fromkeys(_names(recipe), 0.0)
     if recipe.couples:
@@ -30,7 +32,7 @@ def train_step(recipe, points, evaluate, learner, place=lambda rows: (rows, slic
             log[name] = log[name] + x.detach()
     if recipe.couples:
         log[next(iter(log))] = loss
-    return {name: float(x) for name, x in log.items()} | learner.step()
+    return {name: float(x) for name, x in log.items()} | (learner.step() if trained else learner.skip())
 
 
 def _slopes(recipe, points, evaluate, learner, place):

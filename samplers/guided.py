@@ -26,6 +26,7 @@ def guided(
 ) -> Float[Tensor, "B *L"]:
     """The finals: at every step but the last `count` draws of each state, of which the best scored goes on.
 
+    kernel:     of every step; there is no tree, so it may not ask for the depth in one
     velocity:   (latents, sigma, prompt) -> [B, *L]; asked once for every draw, and what goes on keeps its own
     score:      (latents [B * count, *L], sigma [B * count]), the draws of a state next to each other -> [B * count]
     ahead:      score one-step clean estimates; otherwise the noisy draws, and the network sees only what goes on
@@ -35,7 +36,7 @@ def guided(
     v = velocity(latents, sigmas[:1].to(latents.device).expand(rows), prompt)
     for t in range(steps - 1):
         sigma, sigma_next = (sigmas[i].to(latents.device).expand(rows) for i in (t, t + 1))
-        step = bind(kernel, sigmas=sigmas, step=torch.tensor(t), steps=steps, depth=torch.tensor(t))
+        step = bind(kernel, sigmas=sigmas, step=torch.tensor(t), steps=steps)
         mean, std = (x.repeat_interleave(count, 0) for x in step(latents, v, sigma, sigma_next))
         noise = [torch.randn(count, *latents.shape[1:], generator=g) for g in generators]
         drawn = mean + spread(std, mean) * torch.cat(noise).to(mean)

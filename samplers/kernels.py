@@ -78,6 +78,7 @@ def cps(latents: Latents, velocity: Latents, sigma: Sigma, sigma_next: Sigma, *,
     Keeps the weights of x0 and of the total noise, not the marginal: on Gaussian data of std 0.5 four hundred steps at
     eta 0.7 end at std 0.42, and more steps do not mend it. eta = 0 is the ODE, eta = 1 draws the noise afresh.
     """
+    eta = _share("cps", eta)
     return _redrawn(latents, velocity, sigma, sigma_next, sigma_next * math.sin(eta * math.pi / 2))
 
 
@@ -88,6 +89,7 @@ def ddim(latents: Latents, velocity: Latents, sigma: Sigma, sigma_next: Sigma, *
     the pipeline does. Then eta sqrt((1-a')/(1-a) (1-a/a')) is std = eta sigma' sqrt(1 - r^2), r the noise-to-signal
     ratio of sigma_next over that of sigma; the mean is that of cps. At sigma_next = 0 std is 0.
     """
+    eta = _share("ddim", eta)
     falls = (sigma - sigma_next) / (sigma * (1 - sigma_next))  # 1 - r, without cancellation
     return _redrawn(latents, velocity, sigma, sigma_next, eta * sigma_next * (falls * (2 - falls)).sqrt())
 
@@ -100,6 +102,7 @@ def ddim_sde(
     Its noise is largest at sigma = 1 and vanishes towards the picture, as the text says. literal: sqrt(1 - sigma), as
     the formula is printed, which has none at sigma = 1. The choice, and eta, are OUR READING.
     """
+    eta = _share("ddim_sde", eta)
     at = 1 - sigma if literal else sigma
     return _redrawn(latents, velocity, sigma, sigma_next, eta * sigma_next * at.sqrt())
 
@@ -126,11 +129,18 @@ def _flow_step(latents, velocity, sigma, sigma_next, sigmas, eta):
     return _reverse_sde(latents, velocity, sigma, sigma_next - sigma, diffusion)
 
 
+def _share(kernel, eta):
+    """eta, where it says how much of the noise at sigma_next is drawn afresh."""
+    if not 0 <= eta <= 1:
+        raise ValueError(f"{kernel}: eta = {eta} is no share of the noise: expected 0 to 1.")
+    return eta
+
+
 def _redrawn(latents, velocity, sigma, sigma_next, std):
     """The clean estimate noised to sigma_next again, of which a part of the given std is drawn afresh."""
     x0 = latents - spread(sigma, latents) * velocity
     noise = latents + spread(1 - sigma, latents) * velocity
-    kept = (sigma_next**2 - std**2).clamp(min=0).sqrt()
+    kept = (sigma_next**2 - std**2).clamp(min=0).sqrt()  # below 0 by rounding alone
     return spread(1 - sigma_next, latents) * x0 + spread(kept, latents) * noise, std
 
 

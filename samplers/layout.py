@@ -93,7 +93,7 @@ def tree_layout(
            end; else the noisy steps follow each other on every path
     strides: apart, where a jump has landed: one way to the end for each, over every stride-th level
     at_once: the way from where the last noise lands to the end is one edge, which a multi-step solver walks
-    chosen: {noisy step: which child of each root goes on}: the others are leaves that end there, after the one that
+    chosen: {fork: which child of each root goes on}: the others are leaves that end there, after the one that
             reaches the end
     """
     jumps, forks = lengths(noisy), dict(forks or {})
@@ -103,7 +103,7 @@ def tree_layout(
     landing = max((t + length for t, length in jumps.items()), default=0) if at_once else steps
     if chosen is not None:
         assert not apart and not at_once and set(jumps.values()) <= {1}, "candidates are drawn step by step"
-        moves, arrivals, frontier = _moves_of_candidates(roots, steps, forks, chosen)
+        moves, arrivals, frontier = _moves_of_candidates(roots, steps, jumps, forks, chosen)
     elif apart:
         moves, arrivals, frontier = _moves_apart(roots, steps, jumps, forks, strides)
     else:
@@ -169,11 +169,11 @@ def _rows(kept):
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
-def _moves_of_candidates(roots, steps, forks, chosen):
-    """One path for each root, and at every noisy step the children that leave it."""
+def _moves_of_candidates(roots, steps, jumps, forks, chosen):
+    """One path for each root, and at every fork the children that leave it."""
     moves, frontier, alive = [], [roots], slice(0, roots)
     for t in range(steps):
-        moves.append(Move(t, t + 1, t in chosen, alive, forks.get(t, 1)))
+        moves.append(Move(t, t + 1, t in jumps, alive, forks.get(t, 1)))
         frontier.append(moves[-1].edges)
         alive = torch.arange(roots) * forks[t] + chosen[t] if t in forks else slice(0, roots)
     return tuple(moves), ((), *((t,) for t in range(steps))), tuple(frontier)

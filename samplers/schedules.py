@@ -19,22 +19,28 @@ def shifted(sigmas: Float[Tensor, "*T1"], *, shift: float) -> Float[Tensor, "*T1
     return shift * sigmas / (shift * sigmas + (1 - sigmas))  # the ends stay exactly 1 and 0
 
 
-def compressed(
-    sigmas: Float[Tensor, " T1"], after: int, *, share: float = 0.4, shift: float = 3.0
-) -> Float[Tensor, " M1"]:
+def compressed(sigmas: Float[Tensor, " T1"], after: int, *, share: float = 0.4) -> Float[Tensor, " M1"]:
     """The grid with the N steps from index `after` on replaced by max(int(share * N), 1).  arXiv:2507.21802
 
-    Evenly spaced before the shift, as MixGRPO-Flash finishes its rollouts; `shift` is that of the grid.
+    Evenly spaced in the index, which on a shifted grid is evenly before the shift, as MixGRPO-Flash finishes its
+    rollouts. Level i of T is taken for 1 - i / T under a shift of its own, which is read off the grid and, between two
+    levels, log-linear: one number on a shifted grid; for others, such as SD3's, that is OUR READING.
     """
-    if not 0 <= after < len(sigmas) - 1 or not 0 < share <= 1:
+    steps = len(sigmas) - 1
+    if not 0 <= after < steps or not 0 < share <= 1:
         raise ValueError(
-            f"a grid of {len(sigmas) - 1} steps compressed to {share} after step {after}: expected a share above 0 and "
-            f"at most 1, and a step of 0..{len(sigmas) - 2}."
+            f"a grid of {steps} steps compressed to {share} after step {after}: expected a share above 0 and at most "
+            f"1, and a step of 0..{steps - 1}."
         )
-    count = max(int(share * (len(sigmas) - 1 - after) + 1e-6), 1)
-    left = shifted(sigmas[after], shift=1 / shift)  # the inverse of the shift
-    tail = shifted(left * linear(count).to(sigmas), shift=shift)
-    return torch.cat([sigmas[: after + 1], tail[1:]])
+    count = max(int(share * (steps - after) + 1e-6), 1)
+    index = torch.arange(1, steps, dtype=sigmas.dtype, device=sigmas.device)
+    own = sigmas[1:-1].logit() - (1 - index / steps).logit()  # the log of each level's shift; the ends have none
+    place = after + (steps - after) * torch.arange(1, count, dtype=sigmas.dtype, device=sigmas.device) / count
+    at = (place - 1).clamp(0, steps - 2)
+    low = at.long()
+    shift = own[low].lerp(own[(low + 1).clamp(max=steps - 2)], at - low)
+    inner = ((1 - place / steps).logit() + shift).sigmoid()
+    return torch.cat([sigmas[: after + 1], inner, sigmas[-1:]])
 
 
 def check(sigmas: Float[Tensor, " T1"]) -> Float[Tensor, " T1"]:

@@ -49,10 +49,12 @@ def test_a_group_of_equal_rows_is_exactly_centred_and_has_no_std(value, sizes):
     assert not groups.group_std(x, index, ddof=0).any() and not groups.group_std(x, index, ddof=1).any()
 
 
-def test_a_row_of_weight_0_belongs_to_no_group():
-    x, index, weight = torch.tensor([1.0, 3.0, 99.0, 5.0]), torch.tensor([0, 0, 0, 1]), torch.tensor([1.0, 1, 0, 0])
+@pytest.mark.parametrize("absent", [99.0, float("nan")])
+def test_a_row_of_weight_0_belongs_to_no_group(absent):
+    x, index, weight = torch.tensor([1.0, 3.0, absent, 5.0]), torch.tensor([0, 0, 0, 1]), torch.tensor([1.0, 1, 0, 0])
     assert groups.group_mean(x, index, weight).tolist() == [2, 2, 2, 0]
     assert groups.group_spread(x, index, weight).tolist()[:3] == [2, 2, 2]
+    assert groups.group_centre(x, index, weight).tolist()[:2] == [-1, 1]
     assert groups.group_std(x, index, weight, ddof=0).tolist()[:2] == [1, 1]
 
 

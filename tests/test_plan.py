@@ -99,6 +99,7 @@ def test_prompts_multiply_what_one_costs(name):
         ("adagrpo", {"rollout.noisy.at": [0, 15]}, "rollout.noisy: a window of 1 steps from step 15 on"),
         ("flow_grpo", {"rollout.kernel.eta": 0}, "rollout.kernel flow_sde draws no noise at step 0"),
         ("flow_cps", {"rollout.kernel.eta": 0}, "rollout.kernel cps draws no noise at step 0"),
+        ("ddpo", {"rollout.kernel.eta": 1.5}, "rollout.kernel: ddim: eta = 1.5 is no share of the noise"),
         ("dance_grpo", {"rollout.kernel": "ode"}, "rollout.kernel ode draws no noise at step 0"),
         ("flow_grpo", {"rollout.steps": 1}, "rollout.noisy names no step"),
         ("flow_grpo", {"rollout.steps": 0}, "steps must be at least 1"),

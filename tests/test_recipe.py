@@ -7,9 +7,10 @@ import pytest
 from flowrl import decays, updates
 from flowrl import recipe as recipes
 from flowrl.advantages import outcome
-from flowrl.objectives import clipped, penalties, select
+from flowrl.objectives import clipped, penalties, ratios, select
 from flowrl.part import Part, part
 from flowrl.recipe import Snapshot, copied, frozen
+from flowrl.recipes import find
 from flowrl.recipes.visual.forward import dgpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_grpo, grpo_guard
 from flowrl.recipes.visual.trees import branch_grpo
@@ -161,12 +162,14 @@ def test_an_objective_on_the_ratio_without_a_ratio_is_refused():
     assert "ppo_clip asks for the ratio, but the recipe has none" in refusal(flow_grpo().but(ratio=None).check)
 
 
-def test_a_ratio_of_gaussians_is_refused_where_the_density_is_a_squared_error():
-    """GRPO-Guard on the steps of Flow-CPS: its correction has the wrong scale there, and nobody would notice."""
-    cps = {"kernel": part(kernels.cps, eta=0.8), "density": part(density.squared_error)}
-    said = refusal(grpo_guard().but(rollout=cps).check)
-    assert said.startswith("ratio = guarded corrects log-probs by their std, and rollout.density = squared_error knows")
-    assert grpo_guard().but(rollout={"kernel": cps["kernel"]}).check() and flow_grpo().but(rollout=cps).check()
+@pytest.mark.parametrize("key", ["grpo_guard", "flow_cps"])
+def test_a_ratio_of_gaussians_with_a_density_that_is_none_is_refused(key):
+    """Its log-ratio adds the KL, which takes the bias from Gaussian log-probs and from no squared errors."""
+    by_errors = {"kernel": part(kernels.cps, eta=0.8), "density": part(density.squared_error)}
+    recipe = find(key)().but(rollout=by_errors, ratio=part(ratios.guarded))
+    said = refusal(recipe.check)
+    assert said.startswith("ratio: guarded is one of Gaussian densities, and rollout.density = squared_error. Set ")
+    recipe.but(rollout={"density": part(density.gaussian)}).check()
 
 
 def test_a_recipe_needs_only_what_its_parts_ask_for():

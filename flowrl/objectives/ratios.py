@@ -48,3 +48,6 @@ def guarded(log_prob: BK, log_prob_old: BK, mean: Latents, mean_old: Latents, st
     Gaussian densities only. Scales the gradient by std, which credit = per_dt undoes.
     """
     return (std * (log_prob - log_prob_old + kl_gaussian(mean, mean_old, std))).exp()
+
+
+guarded.of_gaussians = True  # the KL is added to log-probs: they have to be those of the Gaussian

@@ -1,6 +1,6 @@
 """Pictures whose every step was chosen by the rewards among several draws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -16,16 +16,26 @@ from samplers import kernels
 from samplers.guided import guided
 
 
+def step_kernel(recipe: Recipe) -> Callable:
+    """What every step draws from: the recipe's kernel, or Flow-SDE's where it draws nothing (OUR READING)."""
+    kernel = recipe.rollout.kernel or part(kernels.flow_sde, eta=0.7)
+    if "depth" in kernel.needs:
+        raise ValueError(
+            f"--guide: rollout.kernel {kernel.name} asks for the depth in a tree, and here every step draws. Set "
+            "another one, such as recipe.rollout.kernel=flow_sde."
+        )
+    return kernel.bound
+
+
 def sample_guided(
-    policy: Policy, examples: Sequence[Example], settings: Settings, recipe: Recipe, score: Score, *, count: int
+    policy: Policy, examples: Sequence[Example], settings: Settings, kernel: Callable, score: Score, *, count: int
 ) -> Float[Tensor, "N 3 H W"]:
     """`samples` pictures of each example, from the noise of an evaluation.
 
-    `count` draws a step, by the recipe's kernel or Flow-SDE's where it draws nothing (OUR READING); rewards on
-    pictures see one-step clean estimates, those on latents alone the noisy draws.
+    `count` draws a step by the kernel; rewards on pictures see one-step clean estimates, those on latents alone the
+    noisy draws.
     """
     policy.guidance = settings.guidance
-    kernel = (recipe.rollout.kernel or part(kernels.flow_sde, eta=0.7)).bound
     pictures, per_chunk = [], max(settings.batch_size // (settings.samples * count), 1)
     for first in range(0, len(examples), per_chunk):
         chunk = examples[first : first + per_chunk]

@@ -1,4 +1,4 @@
-"""The optimiser behind three verbs, micro_batches, backward and step: reduction over ranks, clipping, schedule."""
+"""The optimiser behind a few verbs, micro_batches, backward, step or skip: reduction over ranks, clipping, schedule."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,6 +92,12 @@ class Learner:
         self.updates = self._iteration + 1
         self.optimizer.zero_grad(set_to_none=True)
         return log
+
+    def skip(self) -> dict[str, float]:
+        """No rank has anything to learn from: nothing is reduced, weights and optimiser stay as they are."""
+        assert all(parameter.grad is None for parameter in self.parameters), "a gradient of no row"
+        self.updates = self._iteration + 1
+        return {"grad_norm": 0.0, "learning_rate": self._rate_now, "param_delta_norm": 0.0}
 
     def _summed(self):
         """The gradients of all ranks; zeros of one whose share held no rows."""

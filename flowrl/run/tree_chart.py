@@ -54,7 +54,7 @@ class Edge:
     start: Number
     end: Number
     leaves: int  # finished ones below it
-    advantage: Number | None  # mean over these; None where the edge is determined
+    advantage: Number | None  # mean over those below it that could be scored; None where the edge is determined
     trained: bool
 
     @property
@@ -131,7 +131,8 @@ def edges(grown: Grown, heights: Sequence[Number]) -> list[Edge]:
     found = []
     for edge, leaves in below.items():
         step, start = int(tree.step[edge]), root[roots[leaves[0]]] if before[edge] is None else end[before[edge]]
-        gain = float(grown.advantage[leaves, step].mean()) if tree.noisy[edge] else None
+        told = [n for n in leaves if not grown.reward[n].isnan()] or leaves
+        gain = float(grown.advantage[told, step].mean()) if tree.noisy[edge] else None
         trained = bool(grown.trained[leaves, step].any())
         found.append(Edge(step, int(tree.step_next[edge]), start, end[edge], len(finished[edge]), gain, trained))
     return found

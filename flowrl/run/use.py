@@ -14,7 +14,7 @@ from flowrl.run.config import load, resolve
 from flowrl.run.evaluation import described
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
-from flowrl.run.guidance import sample_guided
+from flowrl.run.guidance import sample_guided, step_kernel
 from flowrl.run.prepare import evaluation_settings, load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Lora, Run
@@ -82,9 +82,10 @@ def sample(
     recipe, device = run.build_recipe(), Processes(pick_device(run.model.device)).device
     settings = evaluation_settings(run, recipe)
     if guide > 1:
+        kernel = step_kernel(recipe)
         score = scoring.make_score(scoring.load(scoring.declare(run, {}), examples, device), examples)
         policy = _policy(run, weights, device)
-        pictures = sample_guided(policy, examples, settings, recipe, score, count=guide)
+        pictures = sample_guided(policy, examples, settings, kernel, score, count=guide)
     else:
         pictures = draw(_policy(run, weights, device), examples, settings)
     columns = run.evaluation.samples if run.evaluation.samples > 1 else min(8, len(pictures))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from flowrl.groups import group_rank
@@ -46,6 +46,7 @@ def along_paths(
         found = show(score, decode, shown, whose, tree.group[leaf[rows]], level)
         value[rows], valid[rows] = found.total().to(value), found.valid
     taken, last = edge >= 0, tree.step_next[edge.max(1).values]
+    assert bool((tree.source[edge[taken]] >= 0).all()), "a state on a path was not kept by the rollout"
     states = torch.full((len(edge), edge.shape[1] + 1), torch.nan)
     states[:, :-1][taken] = value[tree.source[edge[taken]]]
     states = states.scatter(1, last[:, None], value[tree.final][:, None])
@@ -93,8 +94,11 @@ def of_best_paths(recipe: Recipe, tree: RolloutTree, table: RewardTable, velocit
     return (Column("best_velocity", of_edge, velocity(latents, sigma, tree.edge_prompt[edges])),)
 
 
-def per_edge(tree: RolloutTree, per_leaf: Num[Tensor, " N"]) -> Num[Tensor, " E"]:
-    """What the leaves below an edge agree on, [N] -> [E]; an edge below which there is no leaf gets 0."""
-    out, taken = per_leaf.new_zeros(len(tree.source)), tree.edge >= 0
+def per_edge(
+    tree: RolloutTree, per_leaf: Num[Tensor, " N"], counted: Bool[Tensor, " N"] | None = None
+) -> Num[Tensor, " E"]:
+    """What the counted leaves below an edge agree on, [N] -> [E], by default all of them; 0 where there is none."""
+    counted = torch.ones(len(tree.edge), dtype=torch.bool) if counted is None else counted
+    out, taken = per_leaf.new_zeros(len(tree.source)), (tree.edge >= 0) & counted[:, None]
     out[tree.edge[taken]] = per_leaf[:, None].expand(tree.edge.shape)[taken]
     return out

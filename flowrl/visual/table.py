@@ -61,7 +61,8 @@ def earned(
     if valid.any():
         log |= _said(table, leaves.reward[valid], leaves.group[valid])
     tracked = {name: x[rows] if vocabulary.per_rollout(name) else x for name, x in found.tracked.items()}
-    mine = {"advantage": found.advantage[rows], "weights": tuple(w[rows] for w in found.weights), "tracked": tracked}
+    mine = {"valid": table.valid, "advantage": found.advantage[rows]}
+    mine |= {"weights": tuple(w[rows] for w in found.weights), "tracked": tracked}
     return replace(found, **mine, log=log)
 
 

@@ -110,9 +110,10 @@ def learn(
     learner.begin(iteration, restorable=min(assigned.kept) < 1)
     numbers = {name: x for name, x in assigned.tracked.items() if not vocabulary.per_rollout(name)}
     tracked = {name: x for name, x in assigned.tracked.items() if name in recipe.needs and name not in numbers}
-    more = [*columns, *(Column(name, per_edge(tree, x)) for name, x in tracked.items())]
+    more = [*columns, *(Column(name, per_edge(tree, x, assigned.valid)) for name, x in tracked.items())]
     watch, logs, calls = Watch(recipe, numbers), [], 0
-    for number, (weight, kept) in enumerate(zip(assigned.weights, assigned.kept, strict=True)):
+    updates = zip(assigned.weights, assigned.trained, assigned.kept, strict=True)
+    for number, (weight, trained, kept) in enumerate(updates):
         if kept < 1:
             learner.go_back(kept)
         points = recipe.points(**views, weight=weight)
@@ -121,13 +122,16 @@ def learn(
         if recipe.skips_zero_advantage:
             points = points.where((points.columns["advantage"] != 0).any(1))
         fresh = on_policy and number == 0
-        logs.append(train_step(recipe, points, watch(policy, tree.sigmas, fresh), learner, ranks.place))
+        evaluated = watch(policy, tree.sigmas, fresh)
+        logs.append(train_step(recipe, points, evaluated, learner, ranks.place, trained=trained))
         calls += points.calls
     log = {
         name: _mean([one[name] for one in logs if name in one])
         for name in dict.fromkeys(n for one in logs for n in one)
     }
     log |= {"train_calls": calls, "optimizer_steps": len(logs), "on_policy": on_policy and len(logs) == 1}
+    if untrained := assigned.trained.count(False):
+        log["skipped_unscored"] = untrained
     return log | watch.log()
 
 

@@ -23,6 +23,8 @@ class Watch:
     def __init__(self, recipe: Recipe, numbers: Mapping[str, Tensor]):
         needs = sorted(vocabulary.split(name)[::-1] for name in recipe.needs - recipe.recorded)
         self._compared = {suffix: quantity for suffix, quantity in needs if suffix}  # the last: velocity, if asked for
+        means = [suffix for suffix, quantity in needs if suffix and quantity == "mean"]  # one, says the recipe's check
+        self._means_of = means[0] if "divergence" in recipe.asks else None
         self._recipe, self._numbers = recipe, numbers
         self._seen, self._moved, self._apart = [], [], {suffix: [] for suffix in self._compared}
 
@@ -43,8 +45,8 @@ class Watch:
         for suffix, quantity in self._compared.items():
             if quantity in q and f"{quantity}_{suffix}" in q:
                 self._apart[suffix].append((q[quantity] - q[f"{quantity}_{suffix}"]).abs().max())
-            if quantity == "mean" and "divergence" in self._recipe.asks:
-                self._moved.append((q["weight"] * kl_gaussian(q["mean"], q[f"mean_{suffix}"], q["std"])).sum())
+        if self._means_of is not None:
+            self._moved.append((q["weight"] * kl_gaussian(q["mean"], q[f"mean_{self._means_of}"], q["std"])).sum())
 
     def log(self) -> dict[str, float]:
         """ratio/deviation: largest |ratio - 1| before training has moved; snapshot/NAME_distance: of what is compared.
@@ -55,6 +57,6 @@ class Watch:
         found = {"ratio/deviation": self._seen}
         found |= {f"snapshot/{suffix}_distance": seen for suffix, seen in self._apart.items()}
         log = {name: float(torch.stack(seen).max()) if seen else 0.0 for name, seen in found.items()}
-        if "divergence" in self._recipe.asks:  # also of a process without rows: the others wait for its share
+        if self._means_of is not None:  # also of a process without rows: the others wait for its share
             log["divergence"] = float(sum(self._moved))
         return log

@@ -51,10 +51,12 @@ def test_only_the_step_that_moved_the_score_is_told_apart():
     assert len(ours[:, :-1].unique()) == 1 and bool((ours[:, -1] > 0).all()) and ours[1, -1] > ours[0, -1]
 
 
-def test_steps_that_do_not_exist_have_no_part_in_the_gains():
+@pytest.mark.parametrize("absent", [0.0, float("nan")])
+def test_steps_that_do_not_exist_have_no_part_in_the_gains(absent):
+    """After the end of a candidate that was not gone on from there is no score."""
     score, edge = draw(3, 5), straight(3, 4)
     cut = edge.clone()
-    cut[2, 2:] = -1
+    cut[2, 2:], score[2, 3:] = -1, absent
     ours = steps.gain(score, cut, torch.zeros(3, dtype=torch.long), clamp=1e9)
     gains = score.diff(dim=1)
     known = gains[cut >= 0]

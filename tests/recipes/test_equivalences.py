@@ -58,6 +58,14 @@ def test_branch_grpo_forked_at_the_first_step_alone_is_a_group_with_one_noise(gr
     assert equal(gradient(forked), theirs) and equal(gradient(by_leaf), theirs)
 
 
+def test_e_grpo_at_the_first_step_alone_compares_as_dance_grpo_does(gradient):
+    """VisualGRPO's code is of DanceGRPO's line: the unbiased std of the group, and 1e-8."""
+    first = {"steps": 10, "noisy": part(noise_plans.listed, at=(0,))}
+    apart = find("e_grpo")().but(rollout=first)
+    plan = first | {"forks": {0: 12}, "kernel": apart.rollout.kernel}
+    assert equal(gradient(apart), gradient(find("dance_grpo")().but(rollout=plan, select=part(select.drawn))))
+
+
 def test_tree_grpo_with_one_child_is_mix_grpo(gradient):
     """One path has nothing to back up: the leaf's advantage on all its edges."""
     window = part(noise_plans.window, start=2, width=3)

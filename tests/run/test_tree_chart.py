@@ -180,6 +180,14 @@ def test_a_failed_score_is_a_dash():
     assert {"0.500", "-", "-2.000"} <= set(said) and "nan" not in said
 
 
+def test_a_leaf_that_could_not_be_scored_takes_nothing_from_the_edges_that_it_shares():
+    """Two leaves below one step: it has the advantage 4 of the one that has a score."""
+    one = grown(1, 3, [0, 1], {1: 2})
+    gain = torch.tensor([[4.0], [0.0]]).expand(2, 3)
+    found = edges(Grown(one.tree, gain, one.trained, torch.tensor([1.0, torch.nan]), one.pictures), [0.0, 1.0])
+    assert [e.advantage for e in sorted(found, key=lambda e: (e.step, e.end))] == [4, 4, 0, None, None]
+
+
 def test_a_rollout_without_noise_is_grey_and_says_so():
     drawn = svg(3, 4)
     assert len(drawn.lines) == 12 and {line.get("class") for line in drawn.lines} == {"even-line"}

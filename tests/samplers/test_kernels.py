@@ -328,3 +328,11 @@ def test_bind_fills_in_only_what_a_kernel_asks_for():
     bound = bind(part(kernels.flow_sde, eta=0.3).bound, sigmas=sigmas)
     torch.testing.assert_close(bound(*at), kernels.flow_sde(*at, sigmas, eta=0.3))
     torch.testing.assert_close(bind(kernels.dance_sde, sigmas=sigmas)(*at), kernels.dance_sde(*at))
+
+
+@pytest.mark.parametrize("kernel", [kernels.cps, kernels.ddim, kernels.ddim_sde], **NAMES)
+@pytest.mark.parametrize("eta", [1.5, -0.1, float("nan")])
+def test_an_eta_that_is_no_share_of_the_noise_is_refused(kernel, eta):
+    """With eta 1.6 CPS would draw what it draws with .4, and say so to nobody."""
+    with pytest.raises(ValueError, match=rf"^{kernel.__name__}: eta = {eta} is no share .*: expected 0 to 1\.$"):
+        kernel(torch.zeros(1, 1), torch.zeros(1, 1), GRID[4:5], GRID[5:6], eta=eta)

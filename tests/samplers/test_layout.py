@@ -89,6 +89,13 @@ def test_only_ends_of_drawn_edges_and_finals_are_kept():
     assert int(tree_layout(1, 6, range(5)).kept.sum()) == 7
 
 
+def test_candidates_are_drawn_at_the_noisy_steps_whether_or_not_they_fork():
+    """Two children at step 0 and none besides at step 1, of three steps that draw and one that does not."""
+    layout = tree_layout(2, 4, (0, 1, 2), {0: 2}, chosen={0: torch.tensor([1, 0])})
+    assert [move.noisy for move in layout.moves] == [True, True, True, False]
+    assert layout.frontier == (2, 4, 2, 2, 2) and bool(layout.kept.all()) and len(layout.edge) == 2 * (1 + 1)
+
+
 def test_depth_counts_the_drawn_edges_before_a_step():
     assert depths(6, (1, 3)).tolist() == [0, 0, 1, 1, 2, 2]
     assert not depths(6, (1, 3), apart=True).any()

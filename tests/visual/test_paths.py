@@ -106,6 +106,23 @@ def test_candidates_are_told_what_their_path_came_to_and_scored_where_they_end(r
     assert bool(states[ended, : last + 1].isfinite().all()) and bool(states[ended, last + 1 :].isnan().all())
 
 
+def test_every_state_of_a_candidates_path_has_its_own_score_where_only_some_steps_fork(rolled):
+    """drm_stepwise with candidates at two of its nine noisy steps."""
+    recipe, policy, tree, examples = rolled("drm_stepwise", rollout={"forks": {0: 6, 3: 6}})
+
+    def score(images, who, group):
+        return table_of(images, group)
+
+    table = score_finished(tree, examples, policy.decode, score)
+    shown = recipe.but(estimate=part(estimates.as_drawn))
+    _, states = along_paths(shown, tree, table, examples, policy.velocity, policy.decode, score)
+    assert bool((tree.source >= 0).all()) and sorted(set(tree.step[tree.noisy].tolist())) == list(range(9))
+    for t in range(10):
+        here = tree.edge[:, t] >= 0
+        own = policy.decode(tree.states[tree.source[tree.edge[here, t]]])[:, 0].flatten(1)[:, 0]
+        torch.testing.assert_close(states[here, t], own)
+
+
 def test_best_velocities_are_those_of_the_best_leafs_path_at_the_same_step(rolled):
     """dynamic_tree_rpo: edges of the best path look at their own state, others at its."""
     recipe, policy, tree, _ = rolled("dynamic_tree_rpo")
@@ -129,3 +146,13 @@ def test_what_leaves_agree_on_belongs_to_their_edges(rolled):
     _, _, tree, _ = rolled("tree_grpo_visual")
     of_edge = per_edge(tree, tree.group + 5)
     assert bool((of_edge[tree.edge] == tree.group[:, None] + 5).all()) and set(of_edge.tolist()) == {5, 6}
+
+
+def test_a_leaf_that_does_not_count_says_nothing_of_the_edges_that_it_shares(rolled):
+    """The last leaf of every group; an edge of its own gets 0."""
+    _, _, tree, _ = rolled("tree_grpo_visual")
+    counted = torch.ones(len(tree.edge), dtype=torch.bool)
+    counted[26::27] = False
+    of_edge = per_edge(tree, torch.where(counted, tree.group + 5.0, -1.0), counted)
+    assert bool((of_edge[tree.edge[counted]] == tree.group[counted, None] + 5).all())
+    assert set(of_edge[tree.edge[~counted]].flatten().tolist()) == {0, 5, 6}

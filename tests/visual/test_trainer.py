@@ -11,8 +11,8 @@ from flowrl.changes import changed
 from flowrl.part import part
 from flowrl.recipe import copied
 from flowrl.recipes.visual.forward import awm, dgpo, v_grpo
-from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast, sage_grpo
-from flowrl.recipes.visual.trees import branch_grpo, e_grpo
+from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_dppo, flow_grpo, flow_grpo_fast, sage_grpo
+from flowrl.recipes.visual.trees import branch_grpo, dynamic_tree_rpo, e_grpo
 from flowrl.updates import minibatches
 from flowrl.visual.policy import Example
 from flowrl.visual.ranks import Ranks
@@ -291,6 +291,56 @@ def test_a_failed_score_costs_its_rollout_and_nothing_else(toy, loop, recipe):
     gradient, log = loop.gradient(policy, recipe, 64, score=score)
     assert bool(gradient.isfinite().all()) and bool(gradient.any())
     assert log["reward/invalid"] == -(-scored[bool(recipe.pilot)] // 3)
+
+
+@pytest.mark.parametrize("make", [flow_grpo, flow_dppo, dgpo], ids=lambda make: make.__name__)
+def test_an_update_of_which_nothing_was_scored_moves_no_weight(toy, loop, make):
+    """Neither by the moments of the updates before it nor by decay; the moments stay as well, and it is counted."""
+
+    def score(images, examples, group):
+        table = loop.score(images, examples, group)
+        table.valid[:] = False
+        return table
+
+    recipe = make()
+    policy = toy(recipe)
+    learner, steps = loop.learner(policy), 2 if make is flow_dppo else 1
+    assert "skipped_unscored" not in loop.update(policy, recipe, learner)
+    before = [p.detach().clone() for p in learner.parameters]
+    moments = {q: {n: x.clone() for n, x in values.items()} for q, values in learner.state().items()}
+    log = loop.update(policy, recipe, learner, 1, score=score)
+    assert all(torch.equal(p, b) for p, b in zip(learner.parameters, before, strict=True))
+    assert all(torch.equal(x, moments[q][n]) for q, values in learner.state().items() for n, x in values.items())
+    assert (log["skipped_unscored"], log["train_calls"], log["param_delta_norm"]) == (steps, 0, 0.0)
+    assert learner.updates == 2 and not learner.skipped
+    assert loop.update(policy, recipe, learner, 2)["param_delta_norm"] > 0
+
+
+def test_a_failed_score_leaves_shared_edges_what_their_group_is_told(toy, loop):
+    """dynamic_tree_rpo with the first and the last leaf masked: every row reads the z-score of its group's best.
+
+    With a mean before that nothing reaches, there is nothing to imitate: -inf, and not 0.
+    """
+    found = []
+
+    def seen(best_advantage):
+        found.append(best_advantage)
+        return torch.zeros_like(best_advantage)
+
+    def score(images, examples, group):
+        table = loop.score(images, examples, group)
+        table.valid[[0, -1]] = False
+        rewards.append(table.value[table.valid, 0])
+        return table
+
+    recipe, rewards = dynamic_tree_rpo().but(penalties=((1.0, part(seen)),)), []
+    for memory in ({}, {"best_path/mean": torch.tensor(2.0)}):
+        policy = toy(recipe)
+        loop.update(policy, recipe, loop.learner(policy), examples=loop.examples[:1], score=score, memory=memory)
+    best = (rewards[0].max() - rewards[0].mean()) / rewards[0].std(unbiased=False)
+    torch.testing.assert_close(found[0], best.expand(found[0].shape))
+    assert len(found[0]) == 2 + 4 + 8 + 14, "the edges of four steps, but for those of the two leaves alone"
+    assert bool((found[1] == -torch.inf).all())
 
 
 def test_the_window_is_a_function_of_seed_and_iteration():

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from flowrl.objectives import penalties
+from flowrl.part import part
 from flowrl.recipes.visual.steps import flow_grpo, sage_grpo
 from flowrl.visual.watch import Watch
 
@@ -21,6 +23,17 @@ def test_the_divergence_is_the_kl_to_the_anchor_by_the_weights_of_the_rows():
     watch._look(rows | {"weight": torch.tensor([[0.75], [0.25]])}, on_policy=True)
     assert watch.log()["divergence"] == pytest.approx(0.75 * 0.08 + 0.25 * 0.32)
     assert watch.log()["snapshot/anchor_distance"] == pytest.approx(0.4)
+
+
+def test_the_divergence_stays_that_of_the_means_where_velocities_are_compared_with_the_anchor_as_well():
+    """What is logged as the distance is then that of the velocities."""
+    more = (1e-3, part(penalties.velocity_mse_anchor))
+    watch = Watch(sage_grpo().but(penalties=(*sage_grpo().penalties, more)).check(), {})
+    rows = {name: torch.full((1, 1, 3), x) for name, x in (("mean", 0.2), ("velocity", 0.7))}
+    rows |= {f"{name}_anchor": torch.zeros(1, 1, 3) for name in ("mean", "velocity")}
+    watch._look(rows | {"std": torch.full((1, 1), 0.5), "weight": torch.ones(1, 1)}, on_policy=True)
+    assert watch.log()["divergence"] == pytest.approx(0.08)
+    assert watch.log()["snapshot/anchor_distance"] == pytest.approx(0.7)
 
 
 def test_numbers_of_the_tracker_reach_every_row(toy):

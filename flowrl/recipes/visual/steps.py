@@ -121,7 +121,7 @@ def mix_grpo_flash() -> Recipe:
     return mix_grpo().but(
         rollout={
             "noisy": part(noise_plans.progressive, width=4, every=20),
-            "tail": part(schedules.compressed, share=0.4, shift=3.0),
+            "tail": part(schedules.compressed, share=0.4),
             "solver": part(solvers.dpm_solver),
         }
     )

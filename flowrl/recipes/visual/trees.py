@@ -105,7 +105,7 @@ def e_grpo() -> Recipe:
             "apart": True,
             "noisy": part(merges.merged, eta=0.7, threshold=2.2, within=0.5),
         },
-        advantage=part(outcome.grpo, scope="group", ddof=0, eps=1e-4, clamp=5.0),
+        advantage=part(outcome.grpo, scope="group", ddof=1, eps=1e-8, clamp=5.0),
         credit=part(tree.leaf_sum),
         penalties=(),
         snapshots={},

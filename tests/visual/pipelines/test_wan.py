@@ -26,7 +26,9 @@ def test_the_levels_are_those_of_unipc(policy_of, plain_of):
     scheduler.set_timesteps(10)
     assert torch.equal(own[1:], scheduler.sigmas[1:]) and own.dtype == torch.float32
     assert own[0] == 1 and 0.999 < scheduler.sigmas[0] < 1, "it stops short of 1 for its logarithms"
-    assert own[:3].tolist() == pytest.approx([1, *UNIPC[1:]], abs=1e-6) and own[-2:].tolist() == pytest.approx([0.251872, 0])
+    assert own[:3].tolist() == pytest.approx([1, *UNIPC[1:]], abs=1e-6) and own[-2:].tolist() == pytest.approx(
+        [0.251872, 0]
+    )
 
 
 def test_a_grid_that_the_pipeline_has_not_is_refused(policy_of):
