@@ -27,7 +27,8 @@ class Counts:
     edges: int
     rollout_calls: int
     train_edges: int
-    train_calls: int  # before rows that happen to have advantage 0 are skipped
+    # before rows that happen to have advantage 0 are skipped; chunks that do not fit into a micro-batch together repeat
+    train_calls: int  # the calls that they share
     forwards: int  # guided pairs and snapshots included
     backwards: int
     optimizer_steps: int
