@@ -27,3 +27,20 @@ def test_pictures_depend_on_their_example_and_sample_alone(toy, loop, key):
     whole, apart = drawn(toy, loop, 3, key=key), drawn(toy, loop, 3, batch_size=1, key=key)
     assert whole.shape == (24, 3, 1, 1) and len(whole.flatten(1).unique(dim=0)) == 24
     torch.testing.assert_close(whole, apart, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("batch_size", "together"), [(1, 3), (4, 3), (7, 6), (64, 63)])
+def test_no_more_rows_at_once_than_a_batch_holds(toy, loop, monkeypatch, batch_size, together):
+    """24 pictures, 3 draws of a step: the network sees a batch; rewards too, but all draws of a state together."""
+    policy, seen, scored = toy(), [], []
+    velocity = policy.velocity
+    monkeypatch.setattr(policy, "velocity", lambda x, *rest: seen.append(len(x)) or velocity(x, *rest))
+
+    def score(images, examples, group):
+        scored.append(len(images))
+        assert group.unique(return_counts=True)[1].eq(3).all()
+        return loop.score(images, examples, group)
+
+    settings = Settings(steps=6, guidance=1.0, samples=8, seed=0, batch_size=batch_size)
+    pictures = sample_guided(policy, EXAMPLES, settings, find("flow_grpo")(), score, count=3)
+    assert len(pictures) == 24 and max(seen) <= batch_size and max(scored) == together
