@@ -50,7 +50,7 @@ def test_a_function_of_ones_own_is_found_by_its_address():
         ("rollout.forks", "every_noisy first_noisy"),
         ("allocate", "by_expected"),
         ("pilot", "nearest_to_proficiency"),
-        ("estimate", "clean_estimate"),
+        ("estimate", "as_drawn clean_estimate"),
         ("track", "adaptive_coefficient best_path beta_counts per_prompt proficiency self_paced"),
         ("chunks", "by_change fixed"),
         ("rollout.noise", "correlated independent scaled"),
