@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from importlib import import_module
 from inspect import getmembers, isfunction
 from math import isfinite
+from types import GenericAlias
+from typing import get_args, get_origin
 
 from flowrl.part import Part, nearest
 from flowrl.recipe import Noising, Recipe, Rollout, Snapshot, frozen
@@ -47,6 +49,7 @@ MENUS = {  # where a bare function name of a role is looked up, and what a funct
     "penalties": (("flowrl.objectives.penalties",), None),
     "decay": (("flowrl.decays",), ("refresh",)),
 }
+PLAIN = (int, float, bool, str)  # types that a number may be annotated with, or a Sequence of one of them
 OPTIONAL = (
     "rollout.kernel",
     "rollout.density",
@@ -119,8 +122,13 @@ def imported(address: str, setting: str) -> Callable:
     return found[name]
 
 
-def as_type(value: object, kind: type, setting: str):
-    """`value` as int, float, bool or str; '1e-5' is a number, whatever YAML thinks."""
+def as_type(value: object, kind: type | GenericAlias, setting: str):
+    """`value` as int, float, bool, str or a list of one of them; '1e-5' is a number, whatever YAML thinks."""
+    if get_origin(kind) is Sequence:
+        (each,) = get_args(kind)
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{setting} = {value!r}: expected a list of {each.__name__}, such as [a, b].")
+        return tuple(as_type(x, each, setting) for x in value)
     try:
         if kind is float and not isinstance(value, bool) and isfinite(float(value)):
             return float(value)
@@ -187,7 +195,8 @@ def _renumber(filled, number, value, role):
             f"Numbers here: {', '.join(takes) or 'none'}."
         )
     kind = takes[number].annotation
-    typed = as_type(value, kind, f"recipe.{role}.{number}") if kind in (int, float, bool, str) else value
+    known = kind in PLAIN or (get_origin(kind) is Sequence and get_args(kind)[0] in PLAIN)
+    typed = as_type(value, kind, f"recipe.{role}.{number}") if known else value
     return Part(filled.fn, {**filled.numbers, number: typed})
 
 

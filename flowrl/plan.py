@@ -27,7 +27,8 @@ class Counts:
     edges: int
     rollout_calls: int
     train_edges: int
-    train_calls: int  # before rows that happen to have advantage 0 are skipped
+    # before rows that happen to have advantage 0 are skipped; chunks that do not fit into a micro-batch together repeat
+    train_calls: int  # the calls that they share
     forwards: int  # guided pairs and snapshots included
     backwards: int
     optimizer_steps: int
@@ -170,9 +171,7 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
                 f"rollout.forks: {{{t}: {children}}} makes no different children; fork at a noisy step {list(noisy)} "
                 "into 2 or more."
             )
-    if recipe.allocate is not None:  # refuses groups of one
-        known = {"count": 1, "per_update": 1, "roots": plan.roots, "memory": {}}
-        recipe.allocate(**known, generator=randomness.generator(0, "allocation"))
+    check_allocation(recipe)
     for role, tree in (("noisy", replace(plan, strides=(1,))), ("strides", plan)):
         try:
             _layout(tree, 1, plan.steps, noisy)
@@ -198,6 +197,18 @@ def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> Non
                 f"rollout.kernel {plan.kernel.name} draws no noise at step {t} (std {float(std)}): nothing can be "
                 "learned there. Raise its eta or leave the step to the ODE."
             )
+
+
+def check_allocation(recipe: Recipe, prompts: int = 1, per_update: int = 1) -> None:
+    """Allocate once, from an empty memory: groups of one and too few prompts are refused before anything is loaded."""
+    if recipe.allocate is None:
+        return
+    known = {"count": prompts, "per_update": per_update, "roots": recipe.rollout.roots, "memory": {}}
+    try:
+        recipe.allocate(**known, generator=randomness.generator(0, "allocation"))
+    except ValueError as error:
+        given = f"budget.prompts_per_update = {per_update} of {prompts} prompts: " if per_update > prompts else ""
+        raise ValueError(f"{given}allocate = {recipe.allocate.name}: {error}") from None
 
 
 def _check_levels(recipe, sigmas):

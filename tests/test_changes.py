@@ -155,6 +155,28 @@ def test_a_change_that_cannot_be_made_is_one_line(changes, said):
 
 
 @pytest.mark.parametrize(
+    ("name", "setting", "value", "said"),
+    [
+        ("chunk_grpo", "chunks.sizes", 5, "= 5: expected a list of int, such as [a, b]"),
+        ("chunk_grpo", "chunks.sizes", "11", "= '11': expected a list of int, such as [a, b]"),
+        ("chunk_grpo", "chunks.sizes", [8, 8.5], "= 8.5: expected int"),
+        ("adagrpo", "rollout.noisy.at", 3, "= 3: expected a list of int, such as [a, b]"),
+        ("superflow", "allocate.fewer", None, "= None: expected a list of int, such as [a, b]"),
+        ("self_paced_grpo", "track.tau", 0.7, "= 0.7: expected a list of float, such as [a, b]"),
+        ("self_paced_grpo", "track.tau", ["most"], "= 'most': expected float, a finite number"),
+    ],
+)
+def test_a_list_of_numbers_is_held_to_its_type(name, setting, value, said):
+    with pytest.raises(ValueError) as caught:
+        changed(find(name)(), {setting: value})
+    assert str(caught.value).startswith(f"recipe.{setting} {said}")
+
+
+def test_a_list_of_numbers_may_come_as_words():
+    assert changed(find("self_paced_grpo")(), {"track.tau": ["5e-1", 1]}).track.number("tau") == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
     ("value", "kind", "typed"),
     [("1e-5", float, 1e-5), (3, float, 3.0), ("3", int, 3), (3.0, int, 3), (True, bool, True), ("x", str, "x")],
 )

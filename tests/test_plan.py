@@ -212,6 +212,13 @@ def test_groups_of_one_that_memory_would_allocate_are_refused_before_a_rollout()
         plan.check_all(recipe, schedules.linear(10), seed=0, updates=1)
 
 
+def test_fewer_prompts_than_memory_has_to_choose_are_refused_with_the_real_numbers():
+    recipe = find("superflow")()
+    plan.check_allocation(recipe, prompts=8, per_update=8)
+    with pytest.raises(ValueError, match=r"^budget.prompts_per_update = 8 of 3 prompts: allocate = by_expected: 8"):
+        plan.check_allocation(recipe, prompts=3, per_update=8)
+
+
 @pytest.mark.parametrize(
     ("name", "prompts", "scored"),
     [("flow_grpo", 2, 32), ("stepwise_flow_grpo", 2, 322), ("adagrpo", 2, 2 * 48 + 20), ("drm_stepwise", 1, 224)],

@@ -36,15 +36,14 @@ def per_prompt(
 
     Of a prompt with fewer than `needed` rewards those of the whole update. Gives history_mean and history_std [N].
     """
-    score, nothing = raw(reward, reward_weight), reward.new_full((size,), torch.nan)
-    kept = dict(zip(_seen(memory, "history"), memory.get("history/reward", nothing[None][:0]), strict=True))
-    for one in prompt.unique().tolist():
-        kept[one] = torch.cat([kept.get(one, nothing), score[prompt == one]])[-size:]
-    kept = dict(sorted(kept.items()))
-    of_batch = _mean_and_std(score)
-    found = [torch.stack(_mean_and_std(kept[p][~kept[p].isnan()], needed) or of_batch) for p in prompt.tolist()]
-    mean, std = torch.stack(found, 1)
-    more = {"history/prompt": torch.tensor(list(kept)), "history/reward": torch.stack(list(kept.values()))}
+    score, (one, of_one) = raw(reward, reward_weight), prompt.unique(return_inverse=True)
+    ids, table = _with(one, memory, "history", "reward", reward.new_full((size,), torch.nan))
+    of_batch, found = _mean_and_std(score), []
+    for i, row in enumerate(torch.searchsorted(ids, one).tolist()):
+        table[row] = torch.cat([table[row], score[of_one == i]])[-size:]
+        found.append(torch.stack(_mean_and_std(table[row][~table[row].isnan()], needed) or of_batch))
+    mean, std = torch.stack(found)[of_one].unbind(1)
+    more = {"history/prompt": ids, "history/reward": table}
     return {"history_mean": mean, "history_std": std}, {**memory, **more}
 
 
@@ -59,20 +58,16 @@ def beta_counts(
     """
     score = _in_unit_range(raw(reward, reward_weight), "beta_counts: weighted rewards", "it counts")
     before = expected_reward(prompt, memory)
-    known = {p: n for n, p in enumerate(_seen(memory, "beta"))}
-    ids = sorted({*known, *prompt.tolist()})
-    counts = score.new_ones(len(ids), 2)
-    counts[[ids.index(p) for p in known]] = memory.get("beta/counts", counts[:0])
-    now = torch.tensor([ids.index(p) for p in prompt.tolist()])
+    ids, counts = _with(prompt, memory, "beta", "counts", score.new_ones(2))
+    now = torch.searchsorted(ids, prompt)
     mean = group_mean(score, prompt)
     counts[now] = kept * counts[now] + torch.stack([mean, 1 - mean], 1)
-    return {"expected": before.to(score)}, {**memory, "beta/prompt": torch.tensor(ids), "beta/counts": counts}
+    return {"expected": before.to(score)}, {**memory, "beta/prompt": ids, "beta/counts": counts}
 
 
 def expected_reward(prompt: PerRollout, memory: Memory) -> Float[Tensor, " N"]:
     """What beta_counts remembers of prompts, in (0, 1); 1/2 of one that was never seen."""
-    counts = dict(zip(_seen(memory, "beta"), memory.get("beta/counts", torch.ones(0, 2)), strict=True))
-    good, bad = torch.stack([counts.get(p, torch.ones(2)) for p in prompt.tolist()], 1)
+    good, bad = _recalled(prompt, memory, "beta", "counts", torch.ones(2)).unbind(1)
     return good / (good + bad)
 
 
@@ -169,9 +164,19 @@ def _in_unit_range(reward, name, does):
     return reward.clamp(0, 1)
 
 
-def _seen(memory, name):
-    """Prompts of which something is kept, in order."""
-    return memory[f"{name}/prompt"].tolist() if f"{name}/prompt" in memory else []
+def _with(prompt, memory, name, quantity, new):
+    """(prompts of which something is kept and these, in order; a copy of what is kept of each, or `new`)."""
+    ids = torch.cat([memory.get(f"{name}/prompt", prompt[:0]), prompt]).unique()
+    return ids, _recalled(ids, memory, name, quantity, new).to(new)
+
+
+def _recalled(prompt, memory, name, quantity, new):
+    """What is kept of each prompt, or `new`; those of which something is kept stand in order."""
+    ids = memory.get(f"{name}/prompt", prompt[:0])
+    if not len(ids):
+        return new.repeat(len(prompt), 1)
+    place = torch.searchsorted(ids, prompt).clamp(max=len(ids) - 1)
+    return torch.where((ids[place] == prompt)[:, None], memory[f"{name}/{quantity}"][place], new)
 
 
 def _mean_and_std(x, needed=1):

@@ -16,7 +16,9 @@ from flowrl.run.prepare import load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Run
 from flowrl.run.tree_chart import Grown
+from flowrl.run.update import prompts_of
 from flowrl.visual.paths import along_paths, score_finished
+from flowrl.visual.pilot import pilot
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step
 from flowrl.visual.score import Score
@@ -59,7 +61,8 @@ def subject(name: str, overrides: Sequence[str]) -> Subject:
 def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path | None) -> Callable[[], str]:
     """Prepare to draw the tree of one prompt; the function returned does it and says where it lies.
 
-    prompt: by default the first one that is trained on; one of the run's prompts comes with its metadata
+    prompt: by default the first one that is trained on, with a pilot the first one that it chooses; one of the run's
+            prompts comes with its metadata
     output: by default RECIPE-tree.svg
     """
     chosen = subject(name, overrides)
@@ -73,19 +76,29 @@ def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path |
             "or recipe.rollout.forks."
         )
     device = pick_device(run.model.device)
-    example, number, score = _asked(run, prompt, device)
+    train = read_prompts(run)[0]
+    example, number, score = _asked(run, prompt, device, recipe.pilot is not None)
     policy = load_policy(run, Processes(device).device)
     groups = checkpoint.read(chosen.found.path) if chosen.found else None
     memory = restore(groups, policy, recipe.rollout.drawn_by(iteration)) if groups else {}
     whose = f"update {iteration + 1} of {name}" if chosen.found else "an update of the base model"
+    candidates = prompts_of(run, recipe, train, iteration, memory)[0] if recipe.pilot else []
+    how = "the first that was chosen of" if prompt is None else "compared with"
+    chosen_of = f", {how} {len(candidates)} candidates," if candidates else ""
     note = f"{counts.leaves} leaves, {counts.edges} transitions, {counts.rollout_calls} network calls; {whose}"
 
     def run_it():
-        grown = grow(policy, recipe, example, score, number, memory, run, iteration)
+        remembered, tracked, drawn, named = memory, None, example, number
+        if candidates:
+            found = _piloted(policy, recipe, [train[i] for i in candidates], score, memory, run, iteration)
+            first, tracked, remembered = found
+            if prompt is None:
+                drawn, named = train[candidates[first]], candidates[first]
+        grown = grow(policy, recipe, drawn, score, named, remembered, run, iteration, tracked)
         title = f"{describe(chosen.key)['title']} ({chosen.key})"
         to.absolute().parent.mkdir(parents=True, exist_ok=True)
-        files.replace_text(to, tree_chart.picture(grown, title=title, prompt=example.prompt, note=note))
-        return f"{counts.leaves} leaves of {example.prompt!r} in {to}"
+        files.replace_text(to, tree_chart.picture(grown, title=title, prompt=drawn.prompt, note=note))
+        return f"{counts.leaves} leaves of {drawn.prompt!r}{chosen_of} in {to}"
 
     return run_it
 
@@ -99,27 +112,43 @@ def grow(
     memory: Mapping[str, Tensor],
     run: Run,
     iteration: int,
+    tracked: Mapping[str, Tensor] | None = None,
 ) -> Grown:
-    """One prompt as an update treats it, up to where training would begin.  number: see trainer.update, prompts."""
+    """One prompt as an update treats it, up to where training would begin.
+
+    number: see trainer.update, prompts; tracked: what the tracker gave of a pilot's candidates
+    """
     named, size = {"seed": run.seed, "iteration": iteration}, run.budget.batch_size
     rolled, noisy = roll_out(policy, recipe, [example], **named, batch_size=size)
     pictures, alike = policy.decode(rolled.leaves()), [example] * len(rolled.final)
     table = score_finished(rolled, alike, lambda _: pictures, score)
     velocity = in_step(policy, Ranks(), recipe.rollout.roots, size)
     table, states = along_paths(recipe, rolled, table, alike, velocity, policy.decode, score)
-    found = earned(recipe, rolled, noisy, table, [number], memory, Ranks(), **named, state_reward=states)
+    found = earned(
+        recipe, rolled, noisy, table, [number], memory, Ranks(), **named, state_reward=states, tracked=tracked
+    )
     reward = torch.where(table.valid, table.total(), torch.nan)
     return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, pictures.cpu())
 
 
-def _asked(run, prompt, device):
-    """(the prompt, with its metadata if it is one of the run's; its number, which no other prompt has; its score)."""
+def _piloted(policy, recipe, candidates, score, memory, run, iteration):
+    """(place of the candidate that an update rolls out first, what the tracker gives, the memory after it)."""
+    named = {"seed": run.seed, "iteration": iteration, "batch_size": run.budget.batch_size, "ranks": Ranks()}
+    chosen, tracked, memory = pilot(policy, recipe, candidates, score, memory, **named)
+    return chosen[0], tracked, memory
+
+
+def _asked(run, prompt, device, piloted):
+    """(the prompt, with its metadata if it is one of the run's; its number, which no other prompt has; its score).
+
+    piloted: whether the rewards see other prompts of the run too
+    """
     train, test, *_ = read_prompts(run)
     known = {e.prompt: e for e in [*test, *train]}
     example = train[0] if prompt is None else known.get(prompt, Example(prompt))
     try:
         loaded = scoring.load(scoring.declare(run, {}), [example], device)
-        score, _ = scoring.trained_and_all(loaded, [example])
+        score, _ = scoring.trained_and_all(loaded, [example, *(train if piloted else ())])
     except ValueError as error:
         hint = "" if prompt in (None, *known) else f" --prompt {prompt!r} is none of the run's, so it has no metadata."
         raise ValueError(f"{error}{hint}") from None

@@ -11,6 +11,7 @@ from flowrl.part import part
 from flowrl.recipe import Recipe
 from flowrl.run.evaluation import Settings
 from flowrl.visual.policy import Example, Policy
+from flowrl.visual.ranks import Ranks, in_step
 from flowrl.visual.score import Score, show
 from samplers import kernels
 from samplers.guided import guided
@@ -33,25 +34,27 @@ def sample_guided(
     """`samples` pictures of each example, from the noise of an evaluation.
 
     `count` draws a step by the kernel; rewards on pictures see one-step clean estimates, those on latents alone the
-    noisy draws.
+    noisy draws. batch_size bounds the rows of a network call, and what is scored at once beyond the draws of a state.
     """
     policy.guidance = settings.guidance
-    pictures, per_chunk = [], max(settings.batch_size // (settings.samples * count), 1)
-    for first in range(0, len(examples), per_chunk):
-        chunk = examples[first : first + per_chunk]
-        names = [(first + i, s) for i in range(len(chunk)) for s in range(settings.samples)]
+    velocity = in_step(policy, Ranks(), 1, settings.batch_size)
+    pictures, per_chunk = [], max(settings.batch_size // count, 1)  # the draws of a state are compared, and so together
+    everything = [(i, s) for i in range(len(examples)) for s in range(settings.samples)]
+    for first in range(0, len(everything), per_chunk):
+        names = everything[first : first + per_chunk]
         noise = [policy.noise(1, randomness.generator(settings.seed, "evaluation", *name)) for name in names]
-        drawn_for = [example for example in chunk for _ in range(settings.samples * count)]
-        group = torch.arange(len(names)).repeat_interleave(count)
+        chunk = [examples[i] for i, _ in names]
+        drawn_for = [example for example in chunk for _ in range(count)]
+        group = torch.arange(first, first + len(names)).repeat_interleave(count)
 
         def worth(latents, sigma, drawn_for=drawn_for, group=group):
             table = show(score, policy.decode, latents, drawn_for, group, sigma)
             return torch.where(table.valid, table.total(), -torch.inf)
 
         finals = guided(
-            policy.velocity,
+            velocity,
             torch.cat(noise),
-            policy.encode(chunk).repeat_interleave(settings.samples),
+            policy.encode(chunk),
             policy.sigmas(settings.steps),
             kernel,
             worth,

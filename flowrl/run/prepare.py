@@ -93,6 +93,7 @@ def prepare(
     if not resume:
         files.check_output(Path(run.output))
     *held, warnings = read_prompts(run, texts)
+    plan.check_allocation(recipe, len(held[0]), run.budget.prompts_per_update)
     everybody, device = held[0] + held[1], pick_device(run.model.device)
     declared = scoring.declare(run, functions or {})
     weights = scoring.weights_by_name(declared)

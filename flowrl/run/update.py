@@ -8,10 +8,11 @@ from torch import Tensor
 
 from flowrl import randomness
 from flowrl.allocation.prompts import balanced, shuffled
-from flowrl.recipe import Snapshot
+from flowrl.recipe import Recipe, Snapshot
 from flowrl.run import prompts
 from flowrl.run.prepare import Prepared
 from flowrl.run.profile import Clock
+from flowrl.run.settings import Run
 from flowrl.visual import trainer
 from flowrl.visual.policy import Example
 
@@ -46,23 +47,12 @@ def update(
     if clock:
         clock.seconds.clear()  # what an evaluation took
 
-    def permutation(*name):
-        return randomness.generator(run.seed, "prompts", *name)
-
-    recipe, per_update, roots = prepared.recipe, run.budget.prompts_per_update, None
-    candidates = per_update * (recipe.pilot.number("candidates") if recipe.pilot else 1)
-    if recipe.allocate:
-        named = randomness.generator(run.seed, iteration, "allocation")
-        known = {"count": len(prepared.train), "per_update": per_update, "roots": recipe.rollout.roots}
-        chosen, roots = recipe.allocate(**known, generator=named, memory=memory)
-    elif run.data.balance:
-        chosen = balanced(prompts.kinds(prepared.train), candidates, iteration, permutation)
-    else:
-        chosen = shuffled(len(prepared.train), candidates, iteration, permutation)
+    recipe = prepared.recipe
+    chosen, roots = prompts_of(run, recipe, prepared.train, iteration, memory)
     examples = [prepared.train[i] for i in chosen]
     log, memory = trainer.update(
         policy,
-        prepared.recipe,
+        recipe,
         examples,
         clock.timed("reward", prepared.score) if clock else prepared.score,
         prepared.learner,
@@ -81,6 +71,24 @@ def update(
     if "nonfinite_parameter" in log:
         log["nonfinite_prompts"] = [e.prompt for e in examples]
     return log | _timing(time.monotonic() - began, clock), memory
+
+
+def prompts_of(
+    run: Run, recipe: Recipe, train: Sequence[Example], iteration: int, memory: Mapping[str, Tensor]
+) -> tuple[list[int], list[int] | None]:
+    """(places of the prompts of an update, or with a pilot of its candidates; roots of each, None: the recipe's)."""
+
+    def permutation(*name):
+        return randomness.generator(run.seed, "prompts", *name)
+
+    per_update = run.budget.prompts_per_update
+    candidates = per_update * (recipe.pilot.number("candidates") if recipe.pilot else 1)
+    if recipe.allocate:
+        known = {"count": len(train), "per_update": per_update, "roots": recipe.rollout.roots, "memory": memory}
+        return recipe.allocate(**known, generator=randomness.generator(run.seed, iteration, "allocation"))
+    if run.data.balance:
+        return balanced(prompts.kinds(train), candidates, iteration, permutation), None
+    return shuffled(len(train), candidates, iteration, permutation), None
 
 
 def _over_processes(prepared, log, before):

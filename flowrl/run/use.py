@@ -30,7 +30,7 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     recipe = run.build_recipe()
     grid = schedules.linear(recipe.rollout.steps)
     plans.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
-    read_prompts(run)
+    plans.check_allocation(recipe, len(read_prompts(run)[0]), run.budget.prompts_per_update)
     prompts, updates = run.budget.prompts_per_update, run.budget.updates
     counts = asdict(plans.count(recipe, grid, prompts=prompts, seed=run.seed))
     table = {

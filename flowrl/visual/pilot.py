@@ -27,17 +27,16 @@ def pilot(
 ) -> tuple[list[int], dict[str, Tensor], Mapping[str, Tensor]]:
     """(places of the examples that are chosen, what the tracker gives, the memory after it), the same on every rank.
 
-    Candidates stand next to each other, as many for each choice as the recipe's pilot says. The tracker sees the scores
-    of all of them before any is chosen.
+    The policy has the weights that roll out. Candidates stand next to each other, as many for each choice as the
+    recipe's pilot says. The tracker sees the scores of all of them before any is chosen.
     """
     first, mine = ranks.share(examples)
     names = range(first, first + len(mine))
     noise = [policy.noise(1, randomness.generator(seed, iteration, "pilot noise", i)) for i in names]
     policy.guidance = recipe.rollout.guidance
-    with policy.at(recipe.rollout.drawn_by(iteration)):
-        velocity = in_step(policy, ranks, len(mine), batch_size)
-        tree = rollout(velocity, torch.cat(noise), policy.encode(mine), policy.sigmas(recipe.rollout.steps))
-        table = show(score, policy.decode, tree.leaves(), mine, torch.tensor(names))
+    velocity = in_step(policy, ranks, len(mine), batch_size)
+    tree = rollout(velocity, torch.cat(noise), policy.encode(mine), policy.sigmas(recipe.rollout.steps))
+    table = show(score, policy.decode, tree.leaves(), mine, torch.tensor(names))
     reward, valid = ranks.gather(table.value), ranks.gather(table.valid)
     if not bool(valid.any()):
         raise RuntimeError(f"none of {len(examples)} candidates could be scored, so no prompt can be chosen.")

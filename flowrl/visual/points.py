@@ -5,6 +5,7 @@ B rows, K decisions per row. A function here turns the tables of an update into 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from jaxtyping import Float, Int
@@ -57,18 +58,16 @@ class Points:
         return Points(rows, tables, spare)
 
     def split(self, size: int, agree: Callable[[int], int] = lambda count: count) -> Iterator[dict[str, Tensor]]:
-        """Micro-batches of at most `size` calls, but at least one row; the decisions of one call stay together.
+        """Micro-batches of at most `size` distinct calls, but at least one row.
 
         Latents are looked up here, so that no row of the whole update is ever stored twice: yields the columns with
         latents [B, K, *L] in the place of rows of tables. All but `call` and `prompt` is on the first table's device.
         agree: number of micro-batches here -> how many to make; the spare row fills up
         """
-        call = self.columns["call"]
-        _, number = call[:, 0].unique(return_inverse=True)
-        _, counts = (number // max(size // call.shape[1], 1)).unique_consecutive(return_counts=True)
+        counts = _filled(self.columns["call"], size)
         missing = agree(len(counts)) - len(counts)  # ranks meet before the first call, or they would meet elsewhere
         if len(self):
-            for rows in zip(*(x.split(counts.tolist()) for x in self.columns.values()), strict=True):
+            for rows in zip(*(x.split(counts) for x in self.columns.values()), strict=True):
                 yield self._looked_up(dict(zip(self.columns, rows, strict=True)))
         for _ in range(missing):
             yield self._looked_up(self.spare)
@@ -83,6 +82,25 @@ class Points:
             level = spread(out["sigma"], out["x0"])
             out["latents"] = (1 - level) * out["x0"] + level * out["noise"]
         return out | stay
+
+
+def _filled(call: Int[Tensor, "B K"], size: int) -> list[int]:
+    """How many rows each micro-batch takes, in order: at most `size` distinct calls, or one row that needs more.
+
+    Rows with the same first call stay together. Where these alone have more calls than `size` they begin a micro-batch
+    of their own, so that the calls that are repeated do not depend on the rows before them.
+    """
+    counts, held = [], set()
+    for _, alike in groupby(call.tolist(), key=min):
+        rows = [set(row) for row in alike]
+        begins = not counts or len(held) + len(set().union(*rows) - held) > size
+        for row in rows:
+            if begins or len(held) + len(row - held) > size:
+                counts.append(0)
+                held, begins = set(), False
+            held |= row
+            counts[-1] += 1
+    return counts
 
 
 def on_path(tree: RolloutTree, advantage: Float[Tensor, "N T"], weight: Float[Tensor, "N T"]) -> Points:
@@ -124,7 +142,7 @@ def on_chunks(
 def _in_rows(tree, edge, advantage, weight):
     """Points of edges [B, K], -1 where a row has no more; there its last edge stands in, so that nothing new is run."""
     mask, edge = edge >= 0, torch.where(edge >= 0, edge, edge.max(1, keepdim=True).values)
-    order = tree.source[edge[:, 0]].argsort(stable=True)
+    order = tree.source[edge].min(1).values.argsort(stable=True)
     columns = _transitions(tree, *(x[order] for x in (edge, advantage, weight, mask.to(weight.dtype))))
     assert bool(((columns["call"] >= 0) & (columns["next_latents"] >= 0)).all()), (
         "a trained transition was not kept by the rollout"

@@ -53,7 +53,8 @@ def update(
     prompts, given = range(len(examples)) if prompts is None else prompts, None
     if recipe.pilot is not None:
         named = {"seed": seed, "iteration": iteration, "batch_size": batch_size, "ranks": ranks}
-        chosen, given, memory = pilot(policy, recipe, examples, score, memory, **named)
+        with policy.at(recipe.rollout.drawn_by(iteration)):
+            chosen, given, memory = pilot(policy, recipe, examples, score, memory, **named)
         examples, prompts = [examples[i] for i in chosen], [prompts[i] for i in chosen]
     first, mine = ranks.share(examples)
     _, counts = ranks.share(roots or [recipe.rollout.roots] * len(examples))

@@ -18,15 +18,17 @@ from samplers import fork_plans, kernels, noise_plans
 
 @pytest.fixture
 def gradient(toy, loop):
-    """The gradient of one update of a recipe, from the same toy."""
+    """The gradient of one update of a recipe, from the same toy; with `moved`, off its snapshots."""
 
-    def of(recipe, prompts=2, **changes):
+    def of(recipe, prompts=2, moved=False, **changes):
         policy = toy(dtype=torch.float64)
-        with torch.no_grad():
-            for _, parameter in policy.trainable():
-                parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-        for name, rule in recipe.check().snapshots.items():
-            policy.snapshot(name, rule, 0)
+        for time in range(1 + moved):
+            with torch.no_grad():
+                for _, parameter in policy.trainable():
+                    draw = torch.Generator().manual_seed(3 + time)
+                    parameter.add_(0.02 * torch.randn(parameter.shape, generator=draw))
+            for name, rule in recipe.check().snapshots.items() if time == 0 else ():
+                policy.snapshot(name, rule, 0)
         found, _ = loop.gradient(policy, recipe, 50, examples=loop.examples[:prompts], **changes)
         return found
 
@@ -242,10 +244,20 @@ def test_loo_is_the_centred_reward_times_k_over_k_minus_1(gradient):
 
 
 def test_a_penalty_stays_outside_of_what_credit_multiplies(gradient):
-    """D18: multipliers of tempflow_grpo scale the advantage alone; at zero advantage only the penalty pulls."""
+    """D18: multipliers of tempflow_grpo scale the advantage alone; at zero advantage only the penalty pulls.
+
+    As it does without them; were they in the weight, it would pull otherwise.
+    """
+
+    def multiplied(mask, stds):
+        return weights.token_mean(mask) * (stds / stds[:-1].mean())
+
     recipe = find("tempflow_grpo")().but(
         advantage=part(outcome.grpo, clamp=0.0),
         penalties=((1.0, part(penalties.velocity_mse)),),
         snapshots={"ref": frozen()},
     )
-    assert recipe.check() and not gradient(recipe).any(), "flat at the reference, whatever the noise"
+    plain = recipe.but(credit=part(tree.broadcast))
+    pull = gradient(plain, moved=True)
+    assert equal(gradient(recipe, moved=True), pull)
+    assert not equal(gradient(plain.but(weight=part(multiplied)), moved=True), pull)

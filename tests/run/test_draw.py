@@ -5,7 +5,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from flowrl.run import draw
+from flowrl.run import config, draw
+from flowrl.run.prepare import prepare
+from flowrl.run.update import update
+from flowrl.visual import trainer
+from flowrl.visual.table import earned
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -73,6 +77,28 @@ def test_the_weights_of_a_tree_are_those_that_draw_at_the_checkpoint(quick, toy)
     for drawn_by, value in (("current", 2.0), ("old", 3.0)):
         assert draw.restore(groups, policy, drawn_by) == groups["memory"]
         assert all(bool((p == value).all()) for _, p in policy.trainable())
+
+
+def test_a_recipe_with_a_pilot_is_drawn_as_an_update_rolls_it_out(monkeypatch, tmp_path):
+    """adagrpo: the candidates of the update are scored, the first that is chosen is drawn, and compared with them."""
+    changes = ["recipe.pilot.candidates=2", "recipe.rollout.steps=6", "recipe.rollout.noisy.at=[0]"]
+    changes += ["recipe.rollout.forks.children=2", "budget.prompts_per_update=2"]
+    run = config.load("bench", ["recipe.name=adagrpo", *changes])
+    prepared, seen = prepare(run.model_copy(update={"output": str(tmp_path / "run")})), []
+
+    def noted(*given, tracked=None, **named):
+        seen.append((tracked, earned(*given, tracked=tracked, **named).advantage))
+        return earned(*given, tracked=tracked, **named)
+
+    monkeypatch.setattr(trainer, "earned", noted)
+    monkeypatch.setattr(draw, "earned", noted)
+    update(prepared, 0, {}, None)
+    to = tmp_path / "tree.svg"
+    said = draw.tree("adagrpo", changes, None, to)()
+    (theirs, whole), (ours, mine) = seen
+    assert ours == theirs and ours.keys() == {"proficiency_mean", "proficiency_std"}
+    torch.testing.assert_close(mine, whole[: len(mine)], msg="the first of two groups, noise and all")
+    assert said.startswith("2 leaves of ") and f", the first that was chosen of 4 candidates, in {to}" in said
 
 
 @pytest.mark.parametrize(

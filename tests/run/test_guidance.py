@@ -33,3 +33,20 @@ def test_a_kernel_that_depends_on_the_depth_in_a_tree_is_refused():
     """growing_sde of dynamic_tree_rpo: its eta would grow beyond the four steps of its tree."""
     with pytest.raises(ValueError, match=r"^--guide: rollout\.kernel growing_sde asks for the depth .*=flow_sde\.$"):
         step_kernel(find("dynamic_tree_rpo")())
+
+
+@pytest.mark.parametrize(("batch_size", "together"), [(1, 3), (4, 3), (7, 6), (64, 63)])
+def test_no_more_rows_at_once_than_a_batch_holds(toy, loop, monkeypatch, batch_size, together):
+    """24 pictures, 3 draws of a step: the network sees a batch; rewards too, but all draws of a state together."""
+    policy, seen, scored = toy(), [], []
+    velocity = policy.velocity
+    monkeypatch.setattr(policy, "velocity", lambda x, *rest: seen.append(len(x)) or velocity(x, *rest))
+
+    def score(images, examples, group):
+        scored.append(len(images))
+        assert group.unique(return_counts=True)[1].eq(3).all()
+        return loop.score(images, examples, group)
+
+    settings = Settings(steps=6, guidance=1.0, samples=8, seed=0, batch_size=batch_size)
+    pictures = sample_guided(policy, EXAMPLES, settings, step_kernel(find("flow_grpo")()), score, count=3)
+    assert len(pictures) == 24 and max(seen) <= batch_size and max(scored) == together

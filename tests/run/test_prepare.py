@@ -92,6 +92,13 @@ def fault(prepared, **changes):
     return str(caught.value)
 
 
+def test_fewer_prompts_than_an_update_chooses_are_refused_before_a_model_is_loaded(prepared, monkeypatch):
+    monkeypatch.setattr(module, "load_policy", None)
+    recipe = {"name": "superflow", "rollout.roots": 5, "rollout.steps": 4}
+    said = fault(prepared, recipe=recipe, budget={"prompts_per_update": 500})
+    assert said.startswith("budget.prompts_per_update = 500 of ") and "draw fewer" in said
+
+
 @pytest.mark.parametrize(
     ("weight", "said"),
     [

@@ -1,5 +1,7 @@
 """flowrl/visual/points.py: the tables of an update as rows, each distinct transition once."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from flowrl.objectives import weights
 from flowrl.randomness import generator
-from flowrl.visual.points import Drawn, on_noise, on_path
+from flowrl.visual.points import Drawn, on_chunks, on_noise, on_path
 from flowrl.visual.ranks import is_spare
 from samplers import kernels, rollout, schedules
 
@@ -87,6 +89,54 @@ def test_micro_batches_hold_whole_calls_and_every_row_once(size):
     assert sum(map(len, calls)) == points.calls == len(set().union(*calls))
     for name in ("prompt", "call", "advantage", "weight", "sigma", "log_prob_old"):
         assert torch.equal(torch.cat([batch[name] for batch in batches]), points.columns[name])
+
+
+def chunked(roots=1, children=12, sizes=(2, 3, 4, 7), kept=lambda mask: mask):
+    """Chunk-GRPO's rows: leaves that fork at the first step, in chunks."""
+    tree = grow(roots=roots, steps=sum(sizes) + 1, forks={0: children})
+    mask = torch.ones(tree.edge.shape)
+    mask[:, -1] = 0
+    chunk = torch.cat([torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), torch.tensor([-1])])
+    return on_chunks(tree, torch.randn(mask.shape, generator=generator(1)), weights.token_mean(kept(mask)), chunk)
+
+
+def distinct(rows):
+    """Calls of each row; what fills up a short one is a call that it has already."""
+    return [len(set(row)) for row in rows["call"].tolist()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7, 8, 13, 64, 10_000])
+def test_a_micro_batch_of_chunks_holds_no_more_calls_than_it_may(size):
+    """All rows once, in order; more than `size` calls only where one row needs them, and none that is half empty."""
+    points = chunked(roots=2)
+    batches = list(points.split(size))
+    assert torch.equal(torch.cat([batch["call"] for batch in batches]), points.columns["call"])
+    for batch in batches:
+        assert len(batch["call"].unique()) <= size or len(batch["call"]) == 1
+    for one, following in itertools.pairwise(batches):
+        both = torch.cat([one["call"], following["call"]]).unique()
+        assert len(both) > size, "two that could have been one"
+    if size >= 13:  # the twelve that leave one state
+        assert sum(len(batch["call"].unique()) for batch in batches) == points.calls
+
+
+def test_micro_batches_of_chunks_are_filled():
+    """12 leaves of one noise in chunks of 2, 3, 4, 7: 13 calls of the first ones, and 3, 4 and 7 of every other."""
+    sizes = [len(batch["call"].unique()) for batch in chunked().split(8)]
+    assert sizes[:2] == [8, 6] and sum(sizes) == 13 + 1 + 12 * (3 + 4 + 7)
+    assert sizes.count(8) >= 6, "two of 4 calls fit into one of 8"
+
+
+def test_what_a_micro_batch_of_chunks_repeats_does_not_depend_on_the_trees_before():
+    """D2, D11: so several processes make the calls of one."""
+    alone, both = ([len(b["call"].unique()) for b in chunked(roots=n, children=5).split(4)] for n in (1, 2))
+    assert sum(both) == 2 * sum(alone)
+
+
+def test_chunks_that_are_trained_in_part_share_the_calls_that_they_have():
+    points = chunked(kept=lambda mask: mask * (torch.arange(mask.shape[1]) != 0))
+    assert sorted(distinct(points.columns)) == [1] * 12 + [3] * 12 + [4] * 12 + [7] * 12
+    assert all(len(batch["call"].unique()) <= 7 for batch in points.split(7))
 
 
 def test_rows_can_be_left_out_without_changing_the_weights_of_the_others():
