@@ -34,9 +34,18 @@ class Counts:
     optimizer_steps: int
 
 
-def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int = 0, iteration: int = 0) -> Counts:
+def count(
+    recipe: Recipe,
+    sigmas: torch.Tensor,
+    *,
+    prompts: int = 1,
+    seed: int = 0,
+    iteration: int = 0,
+    pairs: bool = True,
+) -> Counts:
     """Grow the integer tables of the trees of some prompts and look which decisions would be trained.
 
+    pairs: guidance is a pair of rows, not an input of the network
     Raises ValueError for a plan that cannot work: noise at the last step, equal siblings, a step without noise.
     """
     plan = recipe.rollout
@@ -64,7 +73,7 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
         rollout_calls += prompts * len(noisy)
     drawn_by, updates = plan.drawn_by(iteration), len(found.weights)
     recorded = "elbo_old" in recipe.needs & recipe.recorded and (drawn_by != "current" or updates > 1)
-    passes = _rows(plan.guidance)
+    passes = _rows(plan.guidance, pairs)
     once = _trained(recipe, layout, torch.stack(found.weights).sum(0), found.advantage)[1]
     return Counts(
         leaves=int(layout.finished.sum()),
@@ -75,7 +84,7 @@ def count(recipe: Recipe, sigmas: torch.Tensor, *, prompts: int = 1, seed: int =
         rollout_calls=rollout_calls,
         train_edges=edges,
         train_calls=calls,
-        forwards=passes * (rollout_calls + recorded * once) + calls * _forwards_per_call(recipe),
+        forwards=passes * (rollout_calls + recorded * once) + calls * _forwards_per_call(recipe, pairs),
         backwards=passes * calls,
         optimizer_steps=updates,
     )
@@ -133,18 +142,18 @@ def _trained(recipe, layout, weight, advantage):
     return len(edges), len(layout.source[edges].unique())
 
 
-def _rows(guidance):
+def _rows(guidance, pairs):
     """Rows of one network call: a guided one is two."""
-    return 2 if guidance > 1 else 1
+    return 2 if guidance > 1 and pairs else 1
 
 
-def _forwards_per_call(recipe):
+def _forwards_per_call(recipe, pairs):
     """Rows through the network for one training call: the policy and every snapshot, in each pass that asks for it."""
 
     def rows(needs):
         asked = {split(name)[1] for name in needs - recipe.recorded} - {CURRENT}
         guidances = [recipe.snapshots[name].guidance or recipe.rollout.guidance for name in asked]
-        return sum(map(_rows, [recipe.rollout.guidance, *guidances]))
+        return sum(_rows(guidance, pairs) for guidance in [recipe.rollout.guidance, *guidances])
 
     if not recipe.couples:
         return rows(recipe.needs)

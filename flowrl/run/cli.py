@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -123,21 +124,34 @@ def export(
 
 
 @app.command()
-def plan(run: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Count what RUN will do, without touching a network."""
+def plan(
+    run: RunFile,
+    overrides: Overrides = None,
+    gpu_memory: Annotated[float | None, typer.Option(help="GiB of one GPU: says what does not fit")] = None,
+    speed: Annotated[float | None, typer.Option(help="network rows a second: says how long it takes")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count what RUN will do and the memory that it needs, without touching a network."""
     from flowrl.run.use import plan as start
 
-    table = start(run, overrides or ())
+    found = start(run, overrides or (), gpu_memory)
     if as_json:
-        print(json.dumps(table))
+        print(json.dumps(found.table | {"memory": asdict(found.memory)}))
         return
     print(f"{'':<22}{'per prompt':>14}{'per update':>14}{'total':>16}")
-    for name, row in table.items():
+    for name, row in found.table.items():
         print(
             f"{name:<22}"
             + "".join(f"{row[k]:>{w},}" for k, w in (("per_prompt", 14), ("per_update", 14), ("total", 16)))
         )
-    print("train_calls, forwards and backwards: before rows of advantage 0 are skipped; evaluation not counted.")
+    print("train_calls, forwards and backwards: before rows of advantage 0 are skipped; evaluation not counted.\n")
+    for name, value in asdict(found.memory).items():
+        print(f"{name:<22}{value:>14,}" if isinstance(value, int) else f"{name:<22}{value:>14.2f} GiB")
+    if speed:
+        hours = found.rows / speed / 3600
+        print(f"{found.rows:,} rows (forwards + 2 x backwards): {hours:,.1f} hours at {speed:g} a second")
+    for line in found.lines:
+        print(line)
 
 
 @app.command()

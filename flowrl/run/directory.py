@@ -43,7 +43,8 @@ def overview(prepared: Prepared) -> Iterator[str]:
     """What an update consists of, counted before it runs; the log holds the same numbers as they turned out."""
     run, recipe = prepared.run, prepared.recipe
     groups = run.budget.prompts_per_update
-    n = plan.count(recipe, prepared.policy.sigmas(recipe.rollout.steps), prompts=groups, seed=run.seed)
+    grid, pairs = prepared.policy.sigmas(recipe.rollout.steps), prepared.policy.pairs
+    n = plan.count(recipe, grid, prompts=groups, seed=run.seed, pairs=pairs)
     changes = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "name")
     trained = sum(p.numel() for _, p in prepared.policy.trainable())
     yield f"{run.recipe['name']}{f' with {changes}' if changes else ''}; {trained:,} trainable parameters"

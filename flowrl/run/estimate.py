@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+from diffusers import DiffusionPipeline
 from torch import nn
 
 from flowrl.recipe import Recipe
-from flowrl.run.config import resolve
 from flowrl.run.out_of_memory import KNOBS
 from flowrl.run.settings import Lora, Run
-from flowrl.visual.pipelines import blueprint, footprint, parts
+from flowrl.visual.pipelines import footprint, parts
+from flowrl.visual.pipelines.family import Family
 from flowrl.visual.pipelines.lora import add_lora
 
 GIB = 2**30
@@ -35,20 +36,16 @@ class Memory:
     update: float
 
 
-def memory(run: Run, recipe: Recipe, drawn: dict) -> Memory:
-    """Of a run of this model.
-
-    drawn: size, frames and max_sequence_length that the run file gives
-    """
-    plan = blueprint.read(resolve(run.model.path), run.model.adapter)
-    family, dtype = plan.family(plan.pipe, **drawn), _dtype(run)
-    networks = parts.networks(plan.pipe, plan.family.NETWORKS)
-    others = {name: m for name, m in plan.pipe.components.items() if isinstance(m, nn.Module) and name not in networks}
+def memory(run: Run, recipe: Recipe, pipe: DiffusionPipeline, family: Family) -> Memory:
+    """Of a run on a pipeline without weights, whose networks get their adapters here."""
+    dtype = _dtype(run)
+    networks = parts.networks(pipe, family.NETWORKS)
+    others = {name: m for name, m in pipe.components.items() if isinstance(m, nn.Module) and name not in networks}
     parameters, lora = _count(networks.values()), (run.model.lora or Lora()) if run.model.train == "lora" else None
     for network in networks.values():
         network.to(dtype if lora else torch.float32)
         if lora:
-            targets = lora.targets or plan.family.TARGETS
+            targets = lora.targets or family.TARGETS
             add_lora(network, rank=lora.rank, alpha=lora.alpha, targets=targets, seed=0)
     trained = sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
     seen = footprint.activations(family, dtype if lora else torch.float32)

@@ -1,7 +1,7 @@
 """A policy without learning: count, evaluate, draw."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -11,28 +11,46 @@ from flowrl.part import nearest
 from flowrl.run import checkpoint, files, fingerprint, resume, scoring
 from flowrl.run.checkpoint import Found
 from flowrl.run.config import load, resolve
+from flowrl.run.estimate import Memory, memory, too_large
 from flowrl.run.evaluation import described
 from flowrl.run.evaluation import evaluate as score_prompts
 from flowrl.run.evaluation import sample as draw
 from flowrl.run.guidance import sample_guided, step_kernel
 from flowrl.run.prepare import evaluation_settings, load_policy, pick_device, read_prompts
 from flowrl.run.processes import Processes
-from flowrl.run.settings import Lora, Run
-from flowrl.visual.pipelines import opening
+from flowrl.run.settings import Run
+from flowrl.visual.pipelines import blueprint, opening
 from flowrl.visual.policy import Example, Policy
 from rewards import media
-from samplers import schedules
 
 
-def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
-    """{quantity: {"per_prompt", "per_update", "total"}}; total is over all updates, without evaluation."""
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do and need, without touching a network."""
+
+    table: dict[str, dict[str, int]]  # {quantity: {"per_prompt", "per_update", "total"}}, evaluation not counted
+    memory: Memory
+    rows: int  # forwards + 2 x backwards of all updates
+    lines: list[str]  # what else is to be said
+
+
+def plan(file: str, overrides: Sequence[str], gpu_memory: float | None = None) -> Plan:
+    """Of a run file; a model that is not there is that of its name in flowrl/visual/architectures.
+
+    gpu_memory: GiB that the run has to fit in
+    """
     run = load(file, overrides)
-    recipe = run.build_recipe()
-    grid = schedules.linear(recipe.rollout.steps)
-    plans.check_all(recipe, grid, seed=run.seed, updates=run.budget.updates)
-    plans.check_allocation(recipe, len(read_prompts(run)[0]), run.budget.prompts_per_update)
+    recipe, blue = run.build_recipe(), blueprint.read(resolve(run.model.path), run.model.adapter)
+    drawn = {name: getattr(run.model, name) for name in opening.DRAWN}
+    family = blue.family(blue.pipe, **drawn)
+    grid, lines = family.walk(recipe.rollout.steps, run.model.grid), []
     prompts, updates = run.budget.prompts_per_update, run.budget.updates
-    counts = asdict(plans.count(recipe, grid, prompts=prompts, seed=run.seed))
+    plans.check_all(recipe, grid, seed=run.seed, updates=updates)
+    if resolve(run.data.train).is_file():
+        plans.check_allocation(recipe, len(read_prompts(run)[0]), prompts)
+    else:
+        lines.append(f"data.train = {run.data.train!r} is not there: its prompts are not checked.")
+    counts = asdict(plans.count(recipe, grid, prompts=prompts, seed=run.seed, pairs=not family.embeds_guidance()))
     table = {
         name: {
             "per_prompt": round(counts[name] / prompts),
@@ -41,13 +59,13 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
         }
         for name in counts
     }
-    lora = (run.model.lora or Lora()) if run.model.train == "lora" else None
-    lora_of = {"rank": lora.rank, "targets": lora.targets} if lora else {"rank": 0, "targets": None}
-    trainable = opening.count_trainable(resolve(run.model.path), adapter=run.model.adapter, **lora_of)
     steps = counts["optimizer_steps"]  # each sees all prompts
     table["optimizer_steps"] = {"per_prompt": steps, "per_update": steps, "total": steps * updates}
-    table["trainable_parameters"] = dict.fromkeys(("per_prompt", "per_update", "total"), trainable)
-    return table
+    found = memory(run, recipe, blue.pipe, family)
+    table["trainable_parameters"] = dict.fromkeys(("per_prompt", "per_update", "total"), found.trained)
+    lines += too_large(found, run, gpu_memory) if gpu_memory else []
+    rows = table["forwards"]["total"] + 2 * table["backwards"]["total"]
+    return Plan(table, found, rows, lines)
 
 
 def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Callable[[], dict[str, object]]:

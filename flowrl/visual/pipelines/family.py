@@ -10,6 +10,7 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, Schedu
 from torch import Tensor
 
 from flowrl.visual.pipelines import grids
+from samplers import schedules
 
 Text = Mapping[str, Tensor]  # one text as the network reads it, without a batch dimension
 
@@ -120,6 +121,15 @@ class Family(ABC):
         linspace(1, 1/steps, steps)).
         """
         return grids.walked(self.pipe.scheduler, steps, linear=grid == "linear")
+
+    def walk(self, steps: int, grid: str | float | None) -> Tensor:
+        """The levels that `model.grid` names: one of GRIDS, by default the first, or even steps of a shift."""
+        accepted = [*self.GRIDS, *(["a shift"] if float(self.sigmas(1, self.GRIDS[0])[0]) == 1 else [])]
+        if isinstance(grid, float) and "a shift" in accepted:
+            return schedules.shifted(schedules.linear(steps), shift=grid)
+        if grid is not None and grid not in self.GRIDS:
+            raise ValueError(f"model.grid = {grid!r}: {self.PIPELINE} accepts {', '.join(accepted)}.")
+        return self.sigmas(steps, self.GRIDS[0] if grid is None else grid)
 
     @abstractmethod
     def velocity(self, latents: Tensor, sigma: Tensor, texts: Sequence[Text], guidance: Tensor | None) -> Tensor:

@@ -1,7 +1,5 @@
 """A diffusers pipeline to train: opened from a folder or given, checked, in its dtypes and its place."""
 
-from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import diffusers
@@ -10,7 +8,6 @@ import torch
 from flowrl.visual.pipelines import execution, families
 from flowrl.visual.pipelines.family import Family
 from flowrl.visual.pipelines.folders import quiet, read_index
-from flowrl.visual.pipelines.lora import add_lora
 from flowrl.visual.pipelines.parts import cast, modules, networks
 from flowrl.visual.pipelines.policy import PipelinePolicy
 
@@ -136,19 +133,3 @@ def check(dtype: torch.dtype) -> None:
             f"the pipeline is in {str(dtype).removeprefix('torch.')}: accepted are float32 and bfloat16, whose "
             "gradients need no loss scaling. Load it in one of them, or set model.dtype."
         )
-
-
-def count_trainable(path: Path, *, rank: int, targets: Sequence[str] | None, adapter: str | None = None) -> int:
-    """Trainable parameters of a pipeline folder, from its configuration alone: no weight is read."""
-    index, family, count = read_index(path), family_of(path, adapter), 0
-    for name in family.NETWORKS:
-        if name not in index or index[name][0] is None:
-            continue
-        library, kind = index[name]
-        kind = getattr(import_module(library), kind)
-        with torch.device("meta"):
-            network = kind.from_config(kind.load_config(path / name))
-        if rank:
-            add_lora(network, rank=rank, alpha=1.0, targets=targets or family.TARGETS, seed=0)
-        count += sum(p.numel() for p in network.parameters() if p.requires_grad)
-    return count

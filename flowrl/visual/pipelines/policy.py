@@ -15,7 +15,6 @@ from flowrl.visual.pipelines.folders import read_index
 from flowrl.visual.pipelines.lora import add_lora, load_lora, lora_weights, merge_lora, save_lora, without_lora
 from flowrl.visual.pipelines.texts import Texts
 from flowrl.visual.policy import Example, ShareOut, Snapshots
-from samplers import schedules
 
 
 class PipelinePolicy:
@@ -54,11 +53,8 @@ class PipelinePolicy:
         vae_slicing: bool = False,
         device: torch.device | None = None,
     ):
-        self.grid = family.GRIDS[0] if grid is None else grid
-        own = family.sigmas(1, family.GRIDS[0])  # a scheduler without noise levels is refused before anything else
-        accepted = [*family.GRIDS, *(["a shift"] if float(own[0]) == 1 else [])]
-        if self.grid not in family.GRIDS and not (isinstance(grid, float) and "a shift" in accepted):
-            raise ValueError(f"model.grid = {grid!r}: {family.PIPELINE} accepts {', '.join(accepted)}.")
+        family.walk(1, grid)  # a scheduler without noise levels is refused before anything else, and a grid
+        self.grid = grid
         pipe = self.pipe = family.pipe
         self.family, self.batch_size, self.dtype = family, batch_size, dtype
         self._vae = [pipe.vae] if hasattr(pipe, "vae") else []  # a model of pixels has none
@@ -123,9 +119,14 @@ class PipelinePolicy:
     # Texts
 
     @property
+    def pairs(self) -> bool:
+        """Whether guidance above 1 is a pair of rows, not an input of the network."""
+        return not self._embedded
+
+    @property
     def rows_per_state(self) -> int:
         """2 where classifier-free guidance asks for a pair."""
-        return 2 if self.guidance > 1 and not self._embedded else 1
+        return 2 if self.guidance > 1 and self.pairs else 1
 
     def encode(self, examples: Sequence[Example]) -> Tensor:
         """Prompt ids [P]; texts are encoded once and kept on the CPU, those of this call are moved to the device.
@@ -209,9 +210,7 @@ class PipelinePolicy:
 
     def sigmas(self, steps: int) -> Tensor:
         """The pipeline's own schedule, made by its scheduler, or even steps shifted: fp32 [steps + 1] on the CPU."""
-        if isinstance(self.grid, float):
-            return schedules.shifted(schedules.linear(steps), shift=self.grid)
-        return self.family.sigmas(steps, self.grid)
+        return self.family.walk(steps, self.grid)
 
     def velocity(self, latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
         """One call, or one for each size of the pictures that condition the rows; `prompt` is on the CPU."""

@@ -287,12 +287,6 @@ def test_weights_that_are_trained_are_fp32_and_the_rest_is_frozen(folders):
     assert not any(p.requires_grad for p in half.pipe.text_encoder.parameters())
 
 
-def test_trainable_parameters_are_counted_without_reading_a_weight(opened, folders):
-    for rank in (0, 4):
-        counted = opening.count_trainable(folders["base"], rank=rank, targets=None)
-        assert counted == sum(p.numel() for _, p in opened(rank=rank).trainable())
-
-
 @pytest.mark.parametrize(
     ("prompts", "said"),
     [
