@@ -11,7 +11,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-MODULES = ("flux", "flux_kontext", "sd3")
+MODULES = ("flux", "flux2_klein", "flux_kontext", "sd3")
 
 
 @dataclass(frozen=True)
