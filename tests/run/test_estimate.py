@@ -50,6 +50,6 @@ def test_each_setting_that_is_said_to_help_helps(given):
 
 def test_what_does_not_fit_is_said_with_what_helps(given):
     found, run = foreseen(given)
-    assert too_large(found, run, 80) == []
+    assert too_large(found, run, 80.0) == []
     (line,) = [line for line in too_large(found, run, found.update / 2) if line.startswith("update")]
     assert "budget.micro_batch" in line and "model.offload" in line

@@ -15,7 +15,7 @@ from torch import nn
 from flowrl.part import nearest
 from flowrl.visual.pipelines import families
 from flowrl.visual.pipelines.family import Family
-from flowrl.visual.pipelines.folders import read_index
+from flowrl.visual.pipelines.folders import quiet, read_index
 
 ARCHITECTURES = Path(__file__).parents[1] / "architectures"
 BUILT = ("diffusers", "transformers")  # libraries whose components hold weights, or noise levels
@@ -48,6 +48,7 @@ def read(path: Path, adapter: str | None = None) -> Blueprint:
             f"model.path = {str(path)!r}: no such folder. {nearest(path.name, known())}Known without their weights: "
             f"{', '.join(known())}."
         )
+    quiet()
     family = families.find(said, f"model.path = {str(path)!r}", adapter)
     components = {name: _built(*entry) for name, entry in found.items()}
     accepted = [name for name in family.pipeline().__init__.__annotations__ if name != "return"]

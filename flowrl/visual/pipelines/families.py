@@ -7,6 +7,9 @@ from flowrl.visual.pipelines.family import Family
 
 TUTORIAL = "docs/new_model.md"
 FAMILIES = {  # class of diffusers: module and class of its adapter, imported when it is asked for
+    "Flux2KleinPipeline": ("flux2_klein", "Flux2Klein"),
+    "FluxKontextPipeline": ("flux_kontext", "FluxKontext"),
+    "FluxPipeline": ("flux", "Flux"),
     "SanaPipeline": ("sana", "Sana"),
     "StableDiffusion3Pipeline": ("sd3", "StableDiffusion3"),
     "WanPipeline": ("wan", "Wan"),

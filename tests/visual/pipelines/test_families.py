@@ -33,7 +33,7 @@ def noise_of(policy, n, seed=0):
 def pictures(tmp_path_factory):
     """Files of one picture that condition the pipelines that edit."""
     file = tmp_path_factory.mktemp("pictures") / "one.png"
-    media.save_png(torch.rand(3, 24, 32, generator=torch.Generator().manual_seed(0)), file)
+    media.save_png(torch.rand(3, 192, 256, generator=torch.Generator().manual_seed(0)), file)
     return (str(file),)
 
 
