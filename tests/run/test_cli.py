@@ -105,11 +105,10 @@ def test_a_pipeline_with_another_scheduler_or_of_another_class_is_refused(refuse
     other = {**index, "scheduler": ["diffusers", "FlowMatchHeunDiscreteScheduler"]}
     (copy / "model_index.json").write_text(json.dumps(other))
     line = refused("train", run_file(), f"model.path={copy}")
-    assert "FlowMatchHeunDiscreteScheduler" in line and "accepted is FlowMatchEulerDiscreteScheduler" in line
-    (copy / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxPipeline"}))
-    assert "holds a FluxPipeline; accepted is StableDiffusion3Pipeline" in refused(
-        "train", run_file(), f"model.path={copy}"
-    )
+    assert "FlowMatchHeunDiscreteScheduler" in line and "Accepted are FlowMatchEulerDiscreteScheduler" in line
+    (copy / "model_index.json").write_text(json.dumps({**index, "_class_name": "AuraFlowPipeline"}))
+    line = refused("train", run_file(), f"model.path={copy}")
+    assert "is of class AuraFlowPipeline, for which there is no adapter" in line and "docs/new_model.md" in line
 
 
 @pytest.mark.parametrize("command_name", ["eval", "sample", "plan"])
