@@ -11,6 +11,8 @@ from torch import nn
 from flowrl.run import prompts
 from flowrl.run.config import resolve
 from flowrl.run.settings import Run
+from flowrl.visual.pipelines import families
+from flowrl.visual.pipelines.parts import networks
 
 MIB = 2**20
 CONTENT = "content"  # of a prompt file, wherever it lies
@@ -51,14 +53,16 @@ def of_model(folder: Path) -> dict[str, str]:
 
 
 def of_pipeline(pipe: object, train: str) -> dict[str, str]:
-    """Digests of the transformer's configuration and of the weights that training leaves as they are, by component.
+    """Digests of the trained networks' configurations and of the weights that training leaves as they are, by component.
 
-    train: "lora" or "full"; with "full" the weights of the transformer are those of the checkpoint, whatever they were
+    train: "lora" or "full"; with "full" the networks' weights are those of the checkpoint, whatever they were
     """
-    config = {name: x for name, x in pipe.transformer.config.items() if not name.startswith("_")}  # _: where it lay
-    found = {"transformer, configuration": _digest(json.dumps(config, sort_keys=True, default=str).encode())}
+    found, trained = {}, networks(pipe, families.find(type(pipe).__name__).NETWORKS)
+    for name, network in trained.items():
+        config = {key: x for key, x in network.config.items() if not key.startswith("_")}  # _: where it lay
+        found[f"{name}, configuration"] = _digest(json.dumps(config, sort_keys=True, default=str).encode())
     modules = {name: x for name, x in pipe.components.items() if isinstance(x, nn.Module)}
-    frozen = (name for name in modules if train == "lora" or name != "transformer")
+    frozen = (name for name in modules if train == "lora" or name not in trained)
     return found | {f"{name}, weights": of_weights(modules[name]) for name in frozen}
 
 

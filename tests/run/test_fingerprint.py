@@ -97,9 +97,13 @@ class Part(nn.Module):
         self.config = {"layers": 2, "_name_or_path": f"/somewhere/{seed}", **config}
 
 
+class StableDiffusion3Pipeline(SimpleNamespace):
+    """Known by the name of its class."""
+
+
 def made(**config):
     parts = {"transformer": Part(0, **config), "vae": Part(1), "scheduler": object(), "text_encoder_3": None}
-    return SimpleNamespace(components=parts, transformer=parts["transformer"])
+    return StableDiffusion3Pipeline(components=parts, transformer=parts["transformer"])
 
 
 def test_a_pipeline_in_memory_is_known_by_its_configuration_and_its_frozen_weights(given):

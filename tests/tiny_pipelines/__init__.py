@@ -11,7 +11,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-MODULES = ("sd3",)
+MODULES = ("sd3", "sd", "sdxl", "pixart")
 
 
 @dataclass(frozen=True)

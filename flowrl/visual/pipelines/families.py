@@ -7,7 +7,10 @@ from flowrl.visual.pipelines.family import Family
 
 TUTORIAL = "docs/new_model.md"
 FAMILIES = {  # class of diffusers: module and class of its adapter, imported when it is asked for
+    "PixArtSigmaPipeline": ("pixart", "PixArtSigma"),
     "StableDiffusion3Pipeline": ("sd3", "StableDiffusion3"),
+    "StableDiffusionPipeline": ("sd", "StableDiffusion"),
+    "StableDiffusionXLPipeline": ("sdxl", "StableDiffusionXL"),
 }
 
 
