@@ -143,6 +143,12 @@ def _check_table(recipe):
     for name in _KERNEL[1:]:
         if name in asked and plan.kernel is None:
             raise ValueError(f"a part asks for {name!r}, but nothing is drawn: set rollout.noisy and rollout.kernel.")
+    corrected = recipe.ratio is not None and {"log_prob", "std"} <= set(recipe.ratio.needs)
+    if corrected and plan.density is not None and "std" not in plan.density.needs:
+        raise ValueError(
+            f"ratio = {recipe.ratio.name} corrects log-probs by their std, and rollout.density = {plan.density.name} "
+            "knows none. Set rollout.density = gaussian."
+        )
     if plan.candidates and (plan.apart or plan.solver or not plan.forks or recipe.estimate is None):
         raise ValueError(
             "rollout.candidates: the children of rollout.forks are compared where they arrive. Set rollout.forks, "

@@ -14,7 +14,7 @@ from flowrl.recipes.visual.forward import dgpo
 from flowrl.recipes.visual.steps import dance_grpo, flow_grpo, grpo_guard
 from flowrl.recipes.visual.trees import branch_grpo
 from flowrl.visual.trainer import noisy_steps
-from samplers import kernels, schedules
+from samplers import density, kernels, schedules
 
 
 def refusal(build):
@@ -159,6 +159,14 @@ def test_a_kernel_that_asks_for_a_reward_is_refused():
 
 def test_an_objective_on_the_ratio_without_a_ratio_is_refused():
     assert "ppo_clip asks for the ratio, but the recipe has none" in refusal(flow_grpo().but(ratio=None).check)
+
+
+def test_a_ratio_of_gaussians_is_refused_where_the_density_is_a_squared_error():
+    """GRPO-Guard on the steps of Flow-CPS: its correction has the wrong scale there, and nobody would notice."""
+    cps = {"kernel": part(kernels.cps, eta=0.8), "density": part(density.squared_error)}
+    said = refusal(grpo_guard().but(rollout=cps).check)
+    assert said.startswith("ratio = guarded corrects log-probs by their std, and rollout.density = squared_error knows")
+    assert grpo_guard().but(rollout={"kernel": cps["kernel"]}).check() and flow_grpo().but(rollout=cps).check()
 
 
 def test_a_recipe_needs_only_what_its_parts_ask_for():

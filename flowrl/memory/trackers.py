@@ -20,6 +20,8 @@ Reward = Float[Tensor, "N R"]
 RewardWeight = Float[Tensor, " R"]
 PerRollout = Int[Tensor, " N"]
 
+ROUNDING = 1e-6  # of a sum of weighted rewards: .27 + .66 + .07 is more than 1 in fp32
+
 
 def per_prompt(
     reward: Reward,
@@ -55,12 +57,7 @@ def beta_counts(
     bad) as it was before this update, so that a rollout is not compared with itself. A constant `kept`, the mean and
     the order are OUR READING.
     """
-    score = raw(reward, reward_weight)
-    if bool(((score < 0) | (score > 1)).any()):
-        raise ValueError(
-            f"beta_counts: weighted rewards from {float(score.min()):.4g} to {float(score.max()):.4g}; it counts "
-            "between 0 and 1. Rescale the reward."
-        )
+    score = _in_unit_range(raw(reward, reward_weight), "beta_counts: weighted rewards", "it counts")
     before = expected_reward(prompt, memory)
     known = {p: n for n, p in enumerate(_seen(memory, "beta"))}
     ids = sorted({*known, *prompt.tolist()})
@@ -111,11 +108,7 @@ def self_paced(
     reward_weight [1], and stage_share [N, R]. Remembers nothing.
     """
     stages = reward.shape[1]
-    if bool(((reward < 0) | (reward > 1)).any()):
-        raise ValueError(
-            f"self_paced: rewards from {float(reward.min()):.4g} to {float(reward.max()):.4g}; it mixes what lies "
-            "between 0 and 1. Rescale the rewards."
-        )
+    reward = _in_unit_range(reward, "self_paced: rewards", "it mixes what lies")
     if not 1 <= len(tau) <= max(stages, 1):
         raise ValueError(f"self_paced: {len(tau)} values of tau for {stages} rewards: expected one for each at most.")
     level = reward.new_tensor([*tau, *[tau[-1]] * (stages - len(tau))])
@@ -166,6 +159,14 @@ def adaptive_coefficient(
     before = memory.get("coefficient", divergence.new_tensor(least))
     after = torch.where(divergence > target, before * factor, before / factor).clamp(least, most)
     return {"coefficient": after}, {**memory, "coefficient": after}
+
+
+def _in_unit_range(reward, name, does):
+    """reward, refused where it leaves 0..1 by more than what weights that sum to 1 round to."""
+    if bool(((reward < -ROUNDING) | (reward > 1 + ROUNDING)).any()):
+        low, high = float(reward.min()), float(reward.max())
+        raise ValueError(f"{name} from {low:.4g} to {high:.4g}; {does} between 0 and 1. Rescale the rewards.")
+    return reward.clamp(0, 1)
 
 
 def _seen(memory, name):

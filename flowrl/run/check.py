@@ -29,9 +29,10 @@ class Finding:
     said: str
 
 
-def check(model: str, overrides: Sequence[str], steps: int) -> Iterator[Finding]:
+def check(model: str, overrides: Sequence[str], steps: int, prompts: Sequence[str] = PROMPTS) -> Iterator[Finding]:
     """Findings, one at a time; ValueError where the model cannot be loaded at all.
 
+    prompts:   two or more, different
     overrides: model.KEY=VALUE; LoRA is tried unless model.train=full
     """
     run = _run(model, overrides)
@@ -39,8 +40,8 @@ def check(model: str, overrides: Sequence[str], steps: int) -> Iterator[Finding]
     policy = load_policy(run, device)
     near = EXACT if policy.dtype == torch.float32 else ROUNDED
     with TemporaryDirectory() as folder:
-        examples = [Example(p, pictures=_pictures(policy, Path(folder))) for p in PROMPTS]
-        for guidance in GUIDANCE:
+        examples = [Example(p, pictures=_pictures(policy, Path(folder))) for p in prompts]
+        for guidance in GUIDANCE[: 1 + policy.family.GUIDED]:
             apart = pictures_apart(policy, examples, steps=steps, guidance=guidance)
             yield Finding(
                 f"parity at guidance {guidance:g}",

@@ -144,13 +144,15 @@ def plan(run: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> 
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="folder of a diffusers pipeline")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[model.KEY=VALUE]...")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="what to draw; may be repeated")] = None,
     steps: Annotated[int, typer.Option(help="of the pictures that are compared")] = 4,
 ) -> None:
     """Try on a model what training relies on: the pipeline's own pictures, ratio 1, adapters for plain diffusers."""
+    from flowrl.run.check import PROMPTS
     from flowrl.run.check import check as start
 
     failed = 0
-    findings = start(model, overrides or (), steps)
+    findings = start(model, overrides or (), steps, prompt or PROMPTS)
     while (finding := _before(lambda: next(findings, None))) is not None:
         failed += not finding.passed
         print(f"{'passed' if finding.passed else 'FAILED':<8}{finding.name:<22}{finding.said}", flush=True)

@@ -12,7 +12,6 @@ from flowrl.run import prompts
 from flowrl.run.config import resolve
 from flowrl.run.settings import Run
 from flowrl.visual.pipelines import families
-from flowrl.visual.pipelines.parts import networks
 
 MIB = 2**20
 CONTENT = "content"  # of a prompt file, wherever it lies
@@ -30,8 +29,10 @@ def take(run: Run, texts: Sequence[str] = (), pipe: object = None) -> dict[str, 
     found = {"data.train": {CONTENT: train}}
     if run.data.test:
         found["data.test"] = {CONTENT: of_file(resolve(run.data.test))}
-    model = of_model(resolve(run.model.path)) if pipe is None else of_pipeline(pipe, run.model.train)
-    return found | {"model.path": model}
+    if pipe is None:
+        return found | {"model.path": of_model(resolve(run.model.path))}
+    trained = families.find(type(pipe).__name__, adapter=run.model.adapter).NETWORKS
+    return found | {"model.path": of_pipeline(pipe, run.model.train, trained)}
 
 
 def of_file(path: Path) -> str:
@@ -52,16 +53,16 @@ def of_model(folder: Path) -> dict[str, str]:
     return {name: of_ends(path) if path.suffix in WEIGHTS else of_file(path) for name, path in shown.items()}
 
 
-def of_pipeline(pipe: object, train: str) -> dict[str, str]:
-    """Digests of the trained networks' configurations and of the weights that training leaves as they are, by component.
+def of_pipeline(pipe: object, train: str, trained: Sequence[str] = ("transformer",)) -> dict[str, str]:
+    """Digests of the trained networks' configurations and of the weights that training leaves alone, by component.
 
-    train: "lora" or "full"; with "full" the networks' weights are those of the checkpoint, whatever they were
+    train: "lora" or "full"; with "full" the trained networks' weights are those of the checkpoint, whatever they were
     """
-    found, trained = {}, networks(pipe, families.find(type(pipe).__name__).NETWORKS)
-    for name, network in trained.items():
-        config = {key: x for key, x in network.config.items() if not key.startswith("_")}  # _: where it lay
-        found[f"{name}, configuration"] = _digest(json.dumps(config, sort_keys=True, default=str).encode())
     modules = {name: x for name, x in pipe.components.items() if isinstance(x, nn.Module)}
+    found = {}
+    for name in (name for name in trained if name in modules):
+        config = {key: x for key, x in modules[name].config.items() if not key.startswith("_")}  # _: where it lay
+        found[f"{name}, configuration"] = _digest(json.dumps(config, sort_keys=True, default=str).encode())
     frozen = (name for name in modules if train == "lora" or name not in trained)
     return found | {f"{name}, weights": of_weights(modules[name]) for name in frozen}
 

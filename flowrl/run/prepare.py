@@ -98,7 +98,7 @@ def prepare(
     weights = scoring.weights_by_name(declared)
     check_best(run, list(weights), held[1])
     if pipe is not None:
-        opening.accept(pipe)
+        opening.accept(pipe, run.model.adapter)
     origin, told = resuming.origin(run, recipe_page(run, recipe), texts, pipe=pipe, resume=resume)
     processes = meet(run, device, origin, held[1])
     scorers = scoring.load(declared, everybody, processes.device)
@@ -236,7 +236,9 @@ def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bo
     """The policy of model.path, or over a pipeline that is loaded already; `sharded` if it is distributed next."""
     model, lora = run.model, run.model.lora
     settings = {"size": model.size, "frames": model.frames, "max_sequence_length": model.max_sequence_length}
-    settings |= {name: getattr(model, name) for name in ("grid", "attention", "compile", "quantize", "offload")}
+    settings |= {
+        name: getattr(model, name) for name in ("adapter", "grid", "attention", "compile", "quantize", "offload")
+    }
     settings |= {name: getattr(model, name) for name in ("vae_tiling", "vae_slicing")}
     if model.cache:
         if pipe is not None:

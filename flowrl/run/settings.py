@@ -33,6 +33,7 @@ class Lora(Section):
 
 class Model(Section):
     path: str  # folder of a saved diffusers pipeline
+    adapter: str | None = None  # my_package.my_file:MyFamily, for a class of pipelines that flowrl does not know
     train: Literal["lora", "full"] = "lora"
     lora: Lora | None = None  # only with train: lora
     init_adapter: str | None = None  # folder of an adapter to start from: a warm start, not a resumed run
@@ -42,7 +43,8 @@ class Model(Section):
     size: Positive | tuple[Positive, Positive] | None = None  # pixels: of a side, or (height, width)
     frames: Positive | None = None  # of a video
     # the schedule of pipe(num_inference_steps) or of pipe(sigmas=linspace(1, 1/steps, steps))
-    grid: Literal["pipeline", "linear"] | None = None  # default of this and the above: the pipeline's own
+    # or a shift: that of even steps from 1 to 0. Default of this and the above: the pipeline's own
+    grid: Literal["pipeline", "linear"] | Annotated[float, Field(gt=0)] | None = None
     max_sequence_length: Annotated[int, Field(ge=0)] | None = None  # text tokens, as in pipe(...)
     attention: Literal["native", "xformers", "flash"] = "native"  # diffusers' backends; the others need a GPU
     compile: Literal["inductor", "aot_eager"] | None = None  # torch.compile

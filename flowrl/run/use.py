@@ -42,8 +42,8 @@ def plan(file: str, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
         for name in counts
     }
     lora = (run.model.lora or Lora()) if run.model.train == "lora" else None
-    adapter = {"rank": lora.rank, "targets": lora.targets} if lora else {"rank": 0, "targets": None}
-    trainable = opening.count_trainable(resolve(run.model.path), **adapter)
+    lora_of = {"rank": lora.rank, "targets": lora.targets} if lora else {"rank": 0, "targets": None}
+    trainable = opening.count_trainable(resolve(run.model.path), adapter=run.model.adapter, **lora_of)
     steps = counts["optimizer_steps"]  # each sees all prompts
     table["optimizer_steps"] = {"per_prompt": steps, "per_update": steps, "total": steps * updates}
     table["trainable_parameters"] = dict.fromkeys(("per_prompt", "per_update", "total"), trainable)

@@ -107,6 +107,14 @@ def test_without_a_threshold_nothing_is_left_out_and_gd2po_is_gdpo():
     torch.testing.assert_close(ours, many_rewards.gdpo(reward, double(1, 1, 1), GROUP), atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("tau", [0.2, 1.5])
+def test_rewards_that_agree_leave_nothing_out_and_gd2po_is_gdpo(tau):
+    """Every rollout is above both means of its group or below both; the rewards rank differently above them."""
+    reward, group = double([0, 0], [1, 0.1], [4, 0.9], [5, 0.6], [2, 0.5], [3, 0.8]), torch.tensor([0, 0, 0, 0, 1, 1])
+    ours = many_rewards.gd2po(reward, double(1, 1), group, tau=tau)
+    assert torch.equal(ours, many_rewards.gdpo(reward, double(1, 1), group)) and bool((ours != 0).all())
+
+
 @pytest.mark.parametrize("tau", [1.0, 1.5])
 def test_a_threshold_of_1_or_more_leaves_out_every_conflict(tau):
     reward = draw(2)
@@ -153,10 +161,11 @@ def test_the_two_forms_of_dvao_agree():
 
 def test_dvao_is_bounded_by_the_advantage_of_the_summed_reward():
     """The denominator is larger; in the mean square it lies above the average of z-scores."""
-    reward, weight = draw(3), double(1, 1, 1)
+    reward, weight = draw(3) * double(1, 2, 5), double(1, 1, 1)
     ours, summed = many_rewards.dvao(reward, weight, GROUP), outcome.grpo(reward, weight, GROUP, eps=0.0)
     assert bool((ours.abs() <= summed.abs() + 1e-9).all()) and bool((ours * summed >= 0).all())
-    assert ours.square().mean() < summed.square().mean()
+    average = many_rewards.per_reward(reward, weight / 3, GROUP, ddof=0)
+    assert average.square().mean() < ours.square().mean() < summed.square().mean() == pytest.approx(1)
 
 
 def test_a_larger_scale_weighs_more_in_dvao_and_a_flat_reward_nothing():

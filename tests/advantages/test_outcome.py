@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flowrl.advantages import many_rewards, outcome
+from flowrl.groups import group_std
 from flowrl.part import part
 
 NORMALISERS = [
@@ -71,6 +72,14 @@ def test_leave_one_out_is_four_thirds_of_the_centred_reward_for_four():
     reward, group = torch.tensor([[0.1], [0.4], [0.7], [0.2]]), torch.zeros(4, dtype=torch.long)
     centred = outcome.grpo(reward, torch.ones(1), group, scope="none")
     torch.testing.assert_close(outcome.rloo(reward, torch.ones(1), group), centred * 4 / 3)
+
+
+def test_leave_one_out_over_the_spread_of_a_group_is_grpo_up_to_a_factor():
+    """LOOP: groups of 4 and 3, whose factors are 4/3 and 3/2."""
+    reward, group = torch.tensor([0.1, 0.4, 0.7, 0.2, 3.0, 5.0, 9.0])[:, None], torch.tensor([0] * 4 + [1] * 3)
+    ours = outcome.rloo(reward, torch.ones(1), group) / group_std(reward[:, 0], group, ddof=0)
+    factor = torch.tensor([4 / 3] * 4 + [3 / 2] * 3)
+    torch.testing.assert_close(ours, factor * outcome.grpo(reward, torch.ones(1), group, eps=0.0))
 
 
 def test_a_negative_weight_turns_a_reward_around():

@@ -80,6 +80,8 @@ def test_candidates_are_compared_with_those_that_left_the_same_state(length, cou
     for t in range(length):
         peers = value[t * count : (t + 1) * count]
         expected = (peers - peers.mean()) / peers.std()
+        of_edge = dict(zip(edge[:, t].tolist(), ours[:, t].tolist(), strict=True))
+        assert sum(of_edge.values()) == pytest.approx(0, abs=1e-6)  # every candidate of the step once
         for n, e in enumerate(edge[:, t].tolist()):
             assert ours[n, t].item() == pytest.approx(float(expected[e - t * count]) if e >= 0 else 0, abs=1e-6)
 

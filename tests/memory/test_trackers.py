@@ -8,6 +8,7 @@ import torch
 from flowrl.advantages import outcome
 from flowrl.groups import group_sparsity
 from flowrl.memory import trackers
+from flowrl.part import part
 
 ONE = torch.ones(1)
 
@@ -35,19 +36,23 @@ def test_a_history_of_equal_rewards_has_their_very_mean_and_no_std():
     assert torch.equal(given["history_mean"], torch.full((16,), 0.1)) and not given["history_std"].any()
 
 
-def test_the_memory_of_a_tracker_can_be_saved_between_any_two_updates():
-    """Plain tensors, and going on from a copy is going on."""
+@pytest.mark.parametrize(
+    "tracker", [f for f in vars(trackers).values() if hasattr(f, "gives")], ids=lambda f: f.__name__
+)
+def test_the_memory_of_a_tracker_can_be_saved_between_any_two_updates(tracker):
+    """Plain tensors that nobody writes to, and going on from a copy is going on.  It gives what it says it gives."""
     prompt = torch.tensor([4, 4, 9, 9])
-    for tracker in (trackers.per_prompt, trackers.beta_counts):
-        _, first = tracker(column(0.1, 0.2, 0.3, 0.4), ONE, prompt, {})
-        kept = {name: x.clone() for name, x in first.items()}
-        again = tracker(column(0.9, 0.8, 0.7, 0.6), ONE, prompt - 1, first)
-        copy = tracker(column(0.9, 0.8, 0.7, 0.6), ONE, prompt - 1, kept)
-        for one, other in zip(again, copy, strict=True):
-            assert one.keys() == other.keys() and all(
-                torch.equal(one[n].nan_to_num(), other[n].nan_to_num()) for n in one
-            )
-        assert all(torch.equal(first[n].nan_to_num(), kept[n].nan_to_num()) for n in first)
+    known = {"reward_weight": ONE, "group": prompt, "divergence": torch.tensor(1e-4)}
+    asked = part(tracker, **({"tau": (0.75,)} if tracker is trackers.self_paced else {}))
+    _, first = asked(reward=column(0.1, 0.2, 0.3, 0.4), prompt=prompt, memory={}, **known)
+    kept = {name: x.clone() for name, x in first.items()}
+    again, copy = (
+        asked(reward=column(0.9, 0.8, 0.7, 0.6), prompt=prompt - 1, memory=m, **known) for m in (first, kept)
+    )
+    assert again[0].keys() == set(tracker.gives)
+    for one, other in ((again[0], copy[0]), (again[1], copy[1]), (first, kept)):
+        assert one.keys() == other.keys()
+        assert all(torch.allclose(one[n], other[n], rtol=0, atol=0, equal_nan=True) for n in one)
 
 
 def test_the_expected_reward_goes_to_a_constant_reward_without_forgetting():
@@ -70,6 +75,18 @@ def test_counts_forget_and_take_the_mean_of_a_prompts_rollouts():
     _, memory = trackers.beta_counts(column(1.0), ONE, torch.tensor([3]), memory)
     assert memory["beta/prompt"].tolist() == [1, 3, 5]
     torch.testing.assert_close(memory["beta/counts"][0], torch.tensor([1.15, 1.65]))
+
+
+@pytest.mark.parametrize(("reward", "limit"), [(0.0, 0.0), (1.0, 1.0)])
+def test_a_prompt_that_always_fails_or_succeeds_is_never_quite_certain(reward, limit):
+    """0 < v < 1, after a hundred updates that forget and also with weights whose sum rounds to more than 1."""
+    weight = torch.tensor([0.27, 0.66, 0.07])
+    assert weight.sum() > 1
+    memory, prompt = {}, torch.tensor([2])
+    for _ in range(100):
+        _, memory = trackers.beta_counts(torch.full((1, 3), reward), weight, prompt, memory)
+        assert 0 < trackers.expected_reward(prompt, memory).item() < 1
+    assert trackers.expected_reward(prompt, memory).item() == pytest.approx(limit, abs=1e-4)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.2])

@@ -80,9 +80,11 @@ def test_a_method_runs_two_updates_on_the_base(run, recipe_function):
 
 
 @pytest.mark.representative
-def test_the_ratio_is_exactly_one_at_equal_batch_shapes(run, loop):
-    """C21: every call of rollout and training has one row."""
-    small = run()
+def test_the_ratio_is_exactly_one_at_equal_batch_shapes(run, loop, recipe_function):
+    """C21: every call of rollout and training has one row, so chunks have one step."""
+    recipe = recipe_function()
+    ones = {"chunks.sizes": [1] * 5} if recipe.chunks else {}
+    small = run(recipe={"name": recipe_function.__name__, **cut(recipe), **ones})
     policy, changed = load_policy(small, torch.device("cpu")), small.build_recipe()
     for name, rule in changed.snapshots.items():
         policy.snapshot(name, rule, 0)

@@ -3,13 +3,17 @@
 import pytest
 import torch
 
+import samplers.tree
 from flowrl.advantages import outcome, tree
+from flowrl.allocation import prompts
 from flowrl.changes import changed
+from flowrl.memory import trackers
 from flowrl.objectives import chunks, penalties, ratios, score, select, weights
 from flowrl.part import part
 from flowrl.recipe import frozen
 from flowrl.recipes import find
-from samplers import noise_plans
+from flowrl.visual.trainer import roll_out
+from samplers import fork_plans, kernels, noise_plans
 
 
 @pytest.fixture
@@ -29,9 +33,9 @@ def gradient(toy, loop):
     return of
 
 
-def equal(one, other, scale=1.0):
+def equal(one, other, scale=1.0, tolerance=1e-9):
     assert float(one.norm()) > 0
-    return float((one * scale - other).norm()) <= 1e-9 * float(other.norm())
+    return float((one * scale - other).norm()) <= tolerance * float(other.norm())
 
 
 def test_branch_grpo_without_forks_is_a_straight_rollout(gradient):
@@ -146,6 +150,49 @@ def test_chunks_of_one_step_are_steps(gradient):
     assert equal(alone, gradient(stepwise))
     whole = gradient(base.but(chunks=part(chunks.fixed, sizes=(5,))))
     assert equal(whole, alone), "each of five decisions weighs a fifth of a chunk"
+
+
+def test_drm_with_one_candidate_is_the_plain_sampler_and_teaches_nothing(toy, loop, gradient, monkeypatch):
+    """Four straight paths, nobody to be compared with.  The choice takes no draw here: the noises are the same."""
+    monkeypatch.setattr(samplers.tree, "random_one", lambda score, generator: torch.zeros(1, dtype=torch.long))
+    lone = find("drm_stepwise")().but(rollout={"forks": part(fork_plans.every_noisy, children=1)})
+    straight = find("flow_grpo")().but(rollout={"roots": 4}, penalties=(), snapshots={})
+    drawn, plain = (roll_out(toy(), r, loop.examples, seed=0, iteration=0)[0] for r in (lone, straight))
+    assert torch.equal(drawn.states, plain.states) and torch.equal(drawn.edge, plain.edge)
+    assert bool(gradient(straight).any()) and not gradient(lone).any()
+
+
+def test_adagrpo_without_its_global_term_and_choice_is_jumps_at_four_steps(gradient):
+    """One candidate prompt each, compared with their groups alone: E-GRPO at steps 0, 2, 4 and 6, nothing merged."""
+    alone = part(outcome.grpo, scope="group", ddof=1, eps=1e-8, clamp=5.0)
+    ours = find("adagrpo")().but(advantage=alone)
+    one = ours.but(pilot=part(prompts.nearest_to_proficiency, candidates=1))
+    host = find("e_grpo")().but(rollout={"noisy": part(noise_plans.listed, at=(0, 2, 4, 6))}, advantage=alone)
+    assert equal(gradient(one), gradient(host))
+    assert not equal(gradient(ours, prompts=4), gradient(host, prompts=4)), "of ten candidates one is trained"
+    tilted = one.but(advantage=find("adagrpo")().advantage)
+    assert not equal(gradient(tilted), gradient(host)), "the global term tilts"
+
+
+def test_superflow_that_forgets_nothing_is_reinforce_against_a_running_mean(gradient):
+    """Noise of one strength, so that steps earn alike; the mean counts one good and one bad picture before any other.
+
+    Three updates of constant groups: (1 + 3 r) / (2 + 3) is expected of a prompt that scored r in each.
+    """
+    scored, memory = torch.tensor([0.2, 0.9]).double(), {}
+    seen = torch.arange(2).repeat_interleave(6)
+    for _ in range(3):
+        _, memory = trackers.beta_counts(scored[seen][:, None], torch.ones(1).double(), seen, memory, kept=1.0)
+
+    def against_running_mean(reward, prompt):
+        above = reward[:, 0] - (1 + 3 * scored[prompt]) / 5
+        return (above - above.mean()) / (above.std(unbiased=False) + 1e-4)
+
+    paths = {"roots": 8, "kernel": part(kernels.dance_sde, eta=0.3)}
+    ours = find("superflow")().but(rollout=paths, track=part(trackers.beta_counts, kept=1.0))
+    plain = find("flow_grpo")().but(rollout=paths, advantage=part(against_running_mean))
+    assert equal(gradient(ours, memory=memory), gradient(plain), tolerance=1e-6)
+    assert not equal(gradient(ours), gradient(plain), tolerance=1e-3), "1/2 is expected of what was never seen"
 
 
 def test_a_guarded_ratio_is_the_plain_one_times_the_noise(gradient):

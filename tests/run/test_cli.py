@@ -165,6 +165,17 @@ def test_a_fault_of_a_running_job_is_one_line_and_exit_code_1(command, run_file,
     assert (tmp_path / "run" / "adapter" / "pytorch_lora_weights.safetensors").is_file()
 
 
+@pytest.mark.parametrize("name", ["superflow", "self_paced_grpo"])
+def test_a_reward_outside_of_0_to_1_is_refused_at_the_first_score_of_an_update(command, run_file, tmp_path, name):
+    """By the trackers that count or mix it; jpeg_size is minus some kilobytes.  Nothing was trained."""
+    recipe = {"name": name, "rollout.steps": 4, **({"allocate.fewer": [22]} if name == "superflow" else {})}
+    done = command("train", run_file(recipe=recipe, evaluation={"prompts": 1}))
+    assert done.code == 1 and len(done.err) == 1 and done.err[0].startswith("flowrl: "), done.err
+    assert re.search(r"rewards from -[\d.]+ to -[\d.]+; .* between 0 and 1\. Rescale the rewards\.$", done.err[0])
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["iteration"] == 0
+
+
 def test_a_fault_on_another_process_is_told_with_its_number(command, run_file, tmp_path, monkeypatch):
     """What is wrong before the start is wrong on a machine and told by its first; a reward may fail on any process."""
     monkeypatch.setattr(cli, "RANK", 1)

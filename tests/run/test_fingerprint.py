@@ -133,6 +133,8 @@ def test_another_weight_is_another_base(part, name, place):
 
 def test_weights_that_are_trained_as_a_whole_are_those_of_the_checkpoint():
     one, before = made(), of_pipeline(made(), "full")
+    named = SimpleNamespace(components={"unet": one.components["transformer"], "vae": one.components["vae"]})
+    assert list(of_pipeline(named, "full", ("unet",))) == ["unet, configuration", "vae, weights"]
     with torch.no_grad():
         one.transformer.matrix.add_(1)
     assert of_pipeline(one, "full") == before and list(before) == ["transformer, configuration", "vae, weights"]

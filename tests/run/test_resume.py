@@ -29,11 +29,28 @@ FULL = {
     "evaluation": {"prompts": 3, "every": 4},
     "checkpoint": {"every": 2},
 }
+SMALL = {"rollout.steps": 4, "rollout.forks": {0: 3}}
+REMEMBERING = [  # whose next update depends on more than weights; a share of the published group and memory
+    {"name": "superflow", "rollout.steps": 4, "rollout.roots": 4, "allocate.fewer": [2, 1, 0]},
+    {"name": "ddpo", "rollout.steps": 4, "track.size": 6, "track.needed": 4},
+    {"name": "adagrpo", "rollout.steps": 4, "rollout.noisy.at": [0, 2], "pilot.candidates": 2},
+    {"name": "sage_grpo", **SMALL, "snapshots.anchor.every": 2, "track.target": -1.0},  # the coefficient always rises
+    {"name": "self_paced_grpo", **SMALL},
+]
 EIGHT_BITS = FULL | {"optimizer": {**FULL["optimizer"], "name": "adamw_8bit"}}
 
 
 def redness(images):
     return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
+
+
+def share(images):
+    """redness in [0, 1], as trackers that count want it."""
+    return [(1 + x) / 2 for x in redness(images)]
+
+
+def light(images):
+    return images.mean((1, 2, 3)).tolist()
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +95,8 @@ def assert_same_run(one, other):
     for group in groups:
         assert groups[group].keys() == others[group].keys()
         for name, x in groups[group].items():
-            assert torch.equal(torch.as_tensor(x), torch.as_tensor(others[group][name])), (group, name)
+            theirs = torch.as_tensor(others[group][name])
+            assert torch.allclose(torch.as_tensor(x), theirs, rtol=0, atol=0, equal_nan=True), (group, name)
     folder = next(name for name in ("adapter", "model") if (Path(one) / name).is_dir())
     for path in (Path(one) / folder).rglob("*.safetensors"):
         theirs = load_file(Path(other) / path.relative_to(one))
@@ -168,6 +186,20 @@ def test_the_leaves_of_every_minibatch_are_those_of_the_uninterrupted_run(prepar
     assert_same_run("whole", "parts")
     assert [line["optimizer_steps"] for line in lines_of("parts")[1:]] == [2] * 4
     assert all(line["ratio/distance"] > 0 for line in lines_of("parts")[1:])
+
+
+@pytest.mark.parametrize("recipe", REMEMBERING, ids=lambda recipe: recipe["name"])
+def test_what_a_recipe_remembers_is_gone_on_with(prepared, recipe):
+    """C62: the fourth update once more, bit by bit; the third ends amid what a history and the anchor span."""
+    named = {"functions": {"share": share, "light": light}}
+    changes = {"recipe": recipe, "rewards": {"share": 0.6, "light": 0.4}, "evaluation": {"prompts": 1}}
+    train(prepared(**named, **LORA | changes | {"budget": {"updates": 4, "prompts_per_update": 2}}, output="whole"))
+    shutil.copytree("whole", "parts")
+    shutil.rmtree("parts/checkpoints/000004")
+    memory = newest_of("parts")[1]["memory"]
+    train(again("parts", **named))
+    assert_same_run("whole", "parts")
+    assert bool(memory) == (recipe["name"] != "self_paced_grpo")
 
 
 def test_fewer_updates_end_a_run_with_an_evaluation(prepared):

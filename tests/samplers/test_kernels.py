@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 
 from flowrl.part import part
 from samplers import density, kernels, schedules
@@ -195,7 +196,7 @@ def test_sages_variances_are_the_published_ones():
     """Shift 3, T = 10, eta .5."""
     std, _ = kernels.scales(kernels.sage, GRID)
     expected = double(0.6103, 0.1815, 0.1094, 0.0795, 0.0626, 0.0511, 0.0419, 0.0333, 0.0233, 0.0094)
-    torch.testing.assert_close(std**2, expected, atol=6e-5, rtol=0)
+    torch.testing.assert_close(std**2, expected, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("levels", "sage", "flow"), [((0.90, 0.85), 0.3555, 0.45), ((0.5, 0.45), 0.0453, 0.05)])
@@ -258,6 +259,26 @@ def test_ddim_draws_what_the_noise_to_signal_ratio_leaves():
     torch.testing.assert_close(std[0], GRID[1])
     torch.testing.assert_close(std[1:] ** 2, GRID[2:] ** 2 * (1 - (odds[2:] / odds[1:-1]) ** 2), atol=1e-12, rtol=0)
     assert std[-1] == 0
+
+
+@pytest.mark.parametrize("to_one", [False, True], ids=["ends at the first alpha", "ends at alpha 1"])
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_ddim_is_diffusers_step_down_to_the_last(eta, to_one):
+    """Stable Diffusion's betas, ten steps; latents are divided by sqrt(a) + sqrt(1 - a) on either side."""
+    betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "clip_sample": False}
+    scheduler = DDIMScheduler(**betas, set_alpha_to_one=to_one, steps_offset=1)
+    scheduler.set_timesteps(10)
+    at = [*scheduler.alphas_cumprod[scheduler.timesteps], scheduler.final_alpha_cumprod]
+    scale = [a.sqrt() + (1 - a).sqrt() for a in at]
+    latents, noise, _ = step_inputs(torch.float32)
+    drawn = torch.randn(latents.shape, generator=torch.Generator().manual_seed(2))
+    for i, t in enumerate(scheduler.timesteps):
+        theirs = scheduler.step(noise, t, latents, eta=eta, variance_noise=drawn).prev_sample
+        x0 = (latents - (1 - at[i]).sqrt() * noise) / at[i].sqrt()
+        levels = [(1 - at[j]).sqrt() / scale[j] for j in (i, i + 1)]
+        mean, std = kernels.ddim(latents / scale[i], noise - x0, *levels, eta=eta)
+        torch.testing.assert_close((mean + std * drawn) * scale[i + 1], theirs, atol=5e-6, rtol=5e-6)
+    assert (std == 0) == (to_one or eta == 0)
 
 
 def test_ddim_sde_is_noisiest_at_the_start_and_its_literal_form_silent_there():

@@ -9,9 +9,8 @@ from importlib import import_module
 
 import torch
 from diffusers import DiffusionPipeline
-from torch import Tensor
 
-MODULES = ("sd3", "sd", "sdxl", "pixart")
+MODULES = ("pixart", "sana", "sd", "sd3", "sdxl", "wan")
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,9 @@ class Tiny:
     """A pipeline that draws in milliseconds.
 
     build: () -> the pipeline, of random weights that matter: its pictures change with the text
-    call:  (pipe, prompts, unpacked noise [N, *L], steps, guidance, (height, width), pictures of each prompt) -> pixels
-           [N, 3, H, W], of a video [N, F, 3, H, W], by plain diffusers; prompts are guided away from ""
     """
 
     build: Callable[[], DiffusionPipeline]
-    call: Callable[..., Tensor]
     sizes: tuple[tuple[int, int], tuple[int, int]]
     settings: dict = field(default_factory=dict)  # of opening.load: frames, max_sequence_length
     guidance: tuple[float, float] = (1.0, 4.0)  # without and with

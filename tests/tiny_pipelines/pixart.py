@@ -1,11 +1,9 @@
-"""PixArt-Sigma: two blocks, 8 x 8 latents of four channels, and the variance that the network predicts beside epsilon."""
-
-from functools import partial
+"""PixArt-Sigma: two blocks, 8 x 8 latents of four channels, and a variance predicted beside epsilon."""
 
 from diffusers import DPMSolverMultistepScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
 
 from tiny_pipelines import Tiny, seeded
-from tiny_pipelines.sd import SIZES, call, vae
+from tiny_pipelines.sd import SIZES, vae
 from tiny_pipelines.texts_vp import WIDTH, t5, t5_tokenizer
 
 TOKENS = 12
@@ -26,12 +24,4 @@ def pipeline(timesteps=1200):
     )
 
 
-VARIANTS = {
-    "pixart": Tiny(
-        seeded(pipeline),
-        partial(call, use_resolution_binning=False, max_sequence_length=TOKENS),
-        SIZES,
-        settings={"max_sequence_length": TOKENS},
-        lora=False,
-    )
-}
+VARIANTS = {"pixart": Tiny(seeded(pipeline), SIZES, settings={"max_sequence_length": TOKENS}, lora=False)}

@@ -2,7 +2,6 @@
 
 from diffusers import AutoencoderKL, DDIMScheduler, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 
-from flowrl.visual.pipelines import grids
 from tiny_pipelines import Tiny, seeded
 from tiny_pipelines.texts_vp import WIDTH, clip, clip_tokenizer
 
@@ -12,9 +11,9 @@ SAVED = {"steps_offset": 1, "set_alpha_to_one": False}  # as the checkpoints' sc
 
 def unet(**parts):
     return UNet2DConditionModel(
-        sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=4,
+        block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=4,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        **{"cross_attention_dim": WIDTH} | parts,
+        **{"sample_size": 8, "cross_attention_dim": WIDTH} | parts,
     )  # fmt: skip
 
 
@@ -32,15 +31,6 @@ def pipeline(scheduler):
     )  # fmt: skip
 
 
-def call(pipe, prompts, noise, steps, guidance, size, pictures, **more):
-    """By DDIM, in whose place the checkpoint may have a scheduler of several steps."""
-    pipe.scheduler = grids.ddim(pipe.scheduler)
-    return pipe(
-        prompt=prompts, guidance_scale=guidance, num_inference_steps=steps, latents=noise, height=size[0],
-        width=size[1], output_type="pt", **more,
-    ).images  # fmt: skip
-
-
 def first():
     return pipeline(PNDMScheduler(**BETAS, **SAVED, skip_prk_steps=True))
 
@@ -50,4 +40,4 @@ def second():
 
 
 SIZES = ((16, 16), (24, 16))
-VARIANTS = {"sd1.5": Tiny(seeded(first), call, SIZES), "sd2-v": Tiny(seeded(second), call, SIZES)}
+VARIANTS = {"sd1.5": Tiny(seeded(first), SIZES), "sd2-v": Tiny(seeded(second), SIZES)}

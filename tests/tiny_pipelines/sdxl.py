@@ -3,7 +3,7 @@
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
 from tiny_pipelines import Tiny, seeded
-from tiny_pipelines.sd import BETAS, SIZES, call, unet, vae
+from tiny_pipelines.sd import BETAS, SIZES, unet, vae
 from tiny_pipelines.texts_vp import WIDTH, clip, clip_tokenizer
 
 
@@ -19,4 +19,4 @@ def pipeline(**settings):
     )  # fmt: skip
 
 
-VARIANTS = {"sdxl": Tiny(seeded(pipeline), call, SIZES)}
+VARIANTS = {"sdxl": Tiny(seeded(pipeline), SIZES)}

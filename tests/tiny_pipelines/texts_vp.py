@@ -33,7 +33,7 @@ def clip(*, projected: bool = False) -> CLIPTextModel | CLIPTextModelWithProject
 
 def t5_tokenizer() -> T5Tokenizer:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    words = "a red circle two blue squares on the left of green cross".split()
+    words = ["a", "red", "circle", "two", "blue", "squares", "on", "the", "left", "of", "green", "cross"]
     return T5Tokenizer(vocab=[*special, ("\u2581", -4.0), *((f"\u2581{word}", -2.0) for word in words)], extra_ids=0)
 
 

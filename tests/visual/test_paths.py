@@ -11,12 +11,12 @@ from flowrl.visual.trainer import roll_out
 from rewards.table import RewardTable
 from samplers import estimates
 
-EXAMPLES = [Example("1"), Example("2")]
+EXAMPLES, ONE = [Example("1"), Example("2")], torch.ones(1)
 
 
 def table_of(images, group):
     """The first pixel's red as the reward."""
-    return RewardTable(images[:, 0].flatten(1)[:, :1], torch.ones(1), group, torch.ones(len(images)) > 0, ("red",))
+    return RewardTable(images[:, 0].flatten(1)[:, :1], ONE, group, torch.ones(len(images)) > 0, ("red",))
 
 
 @pytest.fixture
@@ -50,6 +50,24 @@ def test_every_distinct_state_is_scored_once_and_a_leaf_reads_its_own_path(rolle
     with torch.no_grad():
         clean = latents - sigma[:, None] * policy.velocity(latents, sigma, tree.prompt[leaf][None])
     assert states[leaf, t].item() == pytest.approx(policy.decode(clean)[0, 0].item(), abs=1e-6)
+
+
+def test_a_linear_reward_of_one_step_estimates_is_that_of_tweedies_formula(rolled):
+    """stepwise_flow_grpo, T' = 1: x - sigma v at every state of a path, the finished one as it is."""
+    recipe, policy, tree, examples = rolled("stepwise_flow_grpo")
+    recipe, slope = recipe.but(estimate=find("drm_stepwise")().estimate), torch.tensor([2.0, -1.0])
+
+    def linear(latents, who, group):
+        return RewardTable((latents @ slope)[:, None], ONE, group, torch.ones(len(latents)) > 0, ("linear",))
+
+    first = linear(tree.leaves(), examples, tree.group)
+    _, states = along_paths(recipe, tree, first, examples, policy.velocity, lambda latents: latents, linear)
+    path = torch.stack([tree.states[tree.source[edges]] for edges in tree.edge.T], 1)
+    with torch.no_grad():
+        sigma = tree.sigmas[:-1].expand(path.shape[:2])
+        v = policy.velocity(path.flatten(0, 1), sigma.flatten(), tree.prompt.repeat_interleave(path.shape[1]))
+    clean = path - sigma[..., None] * v.view(path.shape)
+    torch.testing.assert_close(states, torch.cat([clean, tree.leaves()[:, None]], 1) @ slope, atol=1e-5, rtol=0)
 
 
 def test_a_leaf_whose_estimate_failed_is_invalid_and_the_others_are_not(rolled):

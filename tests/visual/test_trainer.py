@@ -11,7 +11,7 @@ from flowrl.changes import changed
 from flowrl.part import part
 from flowrl.recipe import copied
 from flowrl.recipes.visual.forward import awm, dgpo, v_grpo
-from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast
+from flowrl.recipes.visual.steps import dance_grpo, flow_cps, flow_grpo, flow_grpo_fast, sage_grpo
 from flowrl.recipes.visual.trees import branch_grpo, e_grpo
 from flowrl.updates import minibatches
 from flowrl.visual.policy import Example
@@ -349,6 +349,19 @@ def test_how_far_every_snapshot_is_from_the_policy_is_logged(toy, loop):
             assert {name for name in log if name.startswith("snapshot/")} == {f"snapshot/{n}_distance" for n in names}
         for name in (f"snapshot/{n}_distance" for n in names):
             assert logs[0][name] == 0 < logs[1][name] and (logs[2][name] == 0) == (recipe is refreshed)
+
+
+def test_an_anchor_holds_nothing_right_after_it_was_copied(toy, loop):
+    """sage_grpo, copied every two updates.  Its stepwise term is 0 in all: the policy that drew is the current one."""
+    recipe = sage_grpo().but(snapshots={"anchor": copied(every=2)})
+    policy, logs = toy(recipe), []
+    learner = loop.learner(policy)
+    for iteration in range(5):
+        logs.append(loop.update(policy, recipe, learner, iteration=iteration))
+    for name in ("divergence", "penalty/kl_anchor_adaptive"):
+        assert [log[name] > 0 for log in logs] == [False, True, False, True, False], name
+        assert [log[name] for log in logs[::2]] == [0] * 3
+    assert [log["penalty/log_prob_drop_adaptive"] for log in logs] == [0] * 5
 
 
 def test_memory_does_not_grow_from_update_to_update(toy, loop):

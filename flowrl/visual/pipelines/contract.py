@@ -10,14 +10,28 @@ from pathlib import Path
 
 import torch
 from diffusers.utils import load_image
+from torch import Tensor
 
 from flowrl import randomness
+from flowrl.visual.pipelines.family import Family
 from flowrl.visual.pipelines.lora import NAME
 from flowrl.visual.pipelines.policy import PipelinePolicy
 from flowrl.visual.policy import Example
 from samplers import rollout
 
 OTHER = "flowrl_check"  # name of the adapter as diffusers loads it
+
+
+def drawn(
+    family: Family, prompts: Sequence[str], noise: Tensor, steps: int, guidance: float, pictures: Sequence
+) -> Tensor:
+    """See Family.draw; the pipeline keeps its scheduler."""
+    own = family.pipe.scheduler
+    family.pipe.scheduler = family.one_step(steps)
+    try:
+        return family.draw(prompts, noise, steps, guidance, pictures)
+    finally:
+        family.pipe.scheduler = own
 
 
 @torch.no_grad()
@@ -29,7 +43,7 @@ def pictures_apart(policy: PipelinePolicy, examples: Sequence[Example], *, steps
     latents = rollout(policy.velocity, noise, policy.encode(examples), sigmas).leaves()
     ours = (policy.family.decode(latents).float() / 2 + 0.5).clamp(0, 1)
     seen = [[load_image(file) for file in example.pictures] for example in examples]
-    theirs = policy.family.draw([e.prompt for e in examples], noise, steps, guidance, seen)
+    theirs = drawn(policy.family, [e.prompt for e in examples], noise, steps, guidance, seen)
     ours = ours if ours.ndim == 4 else ours.transpose(1, 2)
     return float((ours.flatten() - theirs.flatten()).abs().max())
 

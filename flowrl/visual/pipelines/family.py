@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, SchedulerMixin
 from torch import Tensor
 
 from flowrl.visual.pipelines import grids
@@ -32,6 +33,7 @@ class Family(ABC):
     FRAMES: ClassVar[int | None] = None  # None: the class draws pictures
     GRIDS: ClassVar[tuple[str, ...]] = ("pipeline", "linear")  # the first by default
     CONDITIONED: ClassVar[bool] = False  # on pictures that each example brings
+    GUIDED: ClassVar[bool] = True  # False: guidance above 1 is refused
 
     def __init__(
         self,
@@ -47,10 +49,16 @@ class Family(ABC):
                 f"model.max_sequence_length = {max_sequence_length} has no effect: {self.PIPELINE} has a fixed one."
             )
         self.pipe = pipe
+        self.sharded = False  # where it is, every call runs all networks, as other processes may need their weights
         self.frames = 1 if self.FRAMES is None else frames or self.FRAMES
         self.max_sequence_length = self.TOKENS if max_sequence_length is None else max_sequence_length
         self.height, self.width = [size] * 2 if isinstance(size, int) else size or self.default_size()
         self.check_size()
+
+    @classmethod
+    def pipeline(cls) -> type[DiffusionPipeline]:
+        """The class PIPELINE."""
+        return getattr(diffusers, cls.PIPELINE)
 
     # Pixels and latents
 
@@ -89,6 +97,14 @@ class Family(ABC):
     def encode(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
         """One text, and the PIL pictures that condition it, as the network reads it; without gradient."""
 
+    @abstractmethod
+    def blank(self) -> Text:
+        """A text of full length, empty tensors on the meta device: what `flowrl plan` measures memory with."""
+
+    def encode_negative(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
+        """What guidance leads away from, where the class encodes it in another way than a prompt."""
+        return self.encode(text, pictures, device)
+
     def readers(self) -> Sequence[tuple[object, int]]:
         """(tokenizer, tokens after which it cuts) of the encoders whose cut loses something."""
         return [(self.pipe.tokenizer, self.max_sequence_length or self.pipe.tokenizer.model_max_length)]
@@ -112,6 +128,12 @@ class Family(ABC):
         guidance: [B], where the network has an input for it
         """
 
+    def one_step(self, steps: int) -> SchedulerMixin:
+        """The scheduler that a rollout equals: the pipeline's own, or Euler along its levels if it keeps a history."""
+        own = self.pipe.scheduler
+        euler = isinstance(own, FlowMatchEulerDiscreteScheduler)
+        return own if euler else grids.Levels(self.sigmas(steps, self.GRIDS[0]))
+
     def embeds_guidance(self) -> bool:
         """Whether guidance is an input of the network: one row per state instead of two."""
         return False
@@ -132,8 +154,8 @@ class Family(ABC):
     ) -> Tensor:
         """What plain diffusers draws from noise [N, *shape]: [N, 3, H, W], of a video [N, F, 3, H, W], in 0..1.
 
-        The yardstick of `flowrl check`: one call of the pipeline, with its one-step scheduler. Texts are guided away
-        from "".
+        The yardstick of `flowrl check`: one call of the pipeline, whose scheduler is that of `one_step` then. Texts are
+        guided away from "".
         """
 
 

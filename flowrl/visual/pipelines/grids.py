@@ -26,15 +26,33 @@ def euler(scheduler: SchedulerMixin) -> FlowMatchEulerDiscreteScheduler:
 def walked(scheduler: SchedulerMixin, steps: int, *, linear: bool, mu: float | None = None) -> Tensor:
     """fp32 [steps + 1] after set_timesteps(steps), or with `linear` after set_timesteps(sigmas=linspace(1, 1/steps)).
 
+    A multi-step scheduler is asked for its own levels: it shifts them once, where Euler's set_timesteps(steps) shifts
+    them twice. It starts short of 1 (.9997), for its logarithms; here it starts at 1, where all is noise.
+
     mu: shift of a scheduler with use_dynamic_shifting
     """
-    scheduler = euler(scheduler)
-    extra = {"mu": mu} if scheduler.config.use_dynamic_shifting else {}
+    one_step = euler(scheduler)
+    walk = one_step if linear else copy.deepcopy(scheduler)
+    extra = {"mu": mu} if walk.config.get("use_dynamic_shifting") else {}
     if linear:
-        scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
+        walk.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist(), **extra)
     else:
-        scheduler.set_timesteps(steps, **extra)
-    return scheduler.sigmas.cpu().float()
+        walk.set_timesteps(steps, **extra)
+    sigmas = walk.sigmas.cpu().float()
+    if walk.config.get("use_flow_sigmas"):
+        sigmas[0] = 1
+    return sigmas
+
+
+class Levels(FlowMatchEulerDiscreteScheduler):
+    """Euler steps along given noise levels, however many it is asked for."""
+
+    def __init__(self, sigmas: Tensor):
+        super().__init__()
+        self.levels = sigmas
+
+    def set_timesteps(self, num_inference_steps=None, device=None, **ignored):
+        super().set_timesteps(sigmas=self.levels[:-1].tolist(), device=device)
 
 
 def shift_by_tokens(config, tokens: int, *, most: float) -> float:
@@ -50,8 +68,8 @@ def shift_by_tokens(config, tokens: int, *, most: float) -> float:
 def ddim(scheduler: SchedulerMixin) -> DDIMScheduler:
     """The one-step scheduler of the same variance-preserving process, ending at alpha 1 and clipping nothing.
 
-    Where the scheduler spaces its timesteps by "linspace", those of DDIM do not end where its steps do; "trailing" begins
-    at the same one.  arXiv:2305.08891
+    Spaced by "linspace", DDIM's timesteps are not those that its steps end at; "trailing" begins at the same one
+    (arXiv:2305.08891).
     """
     config = scheduler.config
     if "beta_schedule" not in config or config.get("prediction_type") not in ("epsilon", "v_prediction"):
@@ -61,8 +79,8 @@ def ddim(scheduler: SchedulerMixin) -> DDIMScheduler:
         )
     if config.get("rescale_betas_zero_snr") and config["prediction_type"] == "epsilon":
         raise ValueError(
-            f"scheduler {type(scheduler).__name__}: rescale_betas_zero_snr begins at noise without signal, where epsilon "
-            "says nothing about the picture; expected prediction_type = v_prediction with it."
+            f"scheduler {type(scheduler).__name__}: rescale_betas_zero_snr begins at noise without signal, where "
+            "epsilon says nothing about the picture; expected prediction_type = v_prediction with it."
         )
     # its own values, not from_config: that puts DDIM's defaults in the place of the other class's
     same = {name: config[name] for name in inspect.signature(DDIMScheduler).parameters if name in config}
@@ -80,11 +98,13 @@ def table(scheduler: SchedulerMixin) -> Tensor:
 def walked_by_ddim(scheduler: SchedulerMixin, steps: int) -> Tensor:
     """fp32 [steps + 1]: the levels at DDIM's timesteps, and 0.  They begin below 1, but for zero terminal SNR.
 
-    With "trailing" and a number of steps that does not divide that of the timesteps, DDIMScheduler.step rounds the level
-    that it ends at otherwise than the timestep that it goes on with; here they are one, at most a timestep from both.
+    With "trailing" and a number of steps that does not divide that of the timesteps, DDIMScheduler.step ends at another
+    level than that of its next timestep, one off at most; here they are the same.
     """
     levels, walk = table(scheduler), ddim(scheduler)
     if steps >= len(levels):
-        raise ValueError(f"{steps} steps: the scheduler has {len(levels)} timesteps; accepted are 1 to {len(levels) - 1}.")
+        raise ValueError(
+            f"{steps} steps: the scheduler has {len(levels)} timesteps; accepted are 1 to {len(levels) - 1}."
+        )
     walk.set_timesteps(steps)
     return torch.cat([levels[walk.timesteps], torch.zeros(1)])

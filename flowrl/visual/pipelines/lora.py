@@ -28,7 +28,7 @@ def add_lora(network: nn.Module, *, rank: int, alpha: float, targets: Sequence[s
     names = [name for name, _ in network.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):
-            known = sorted({name.rpartition("transformer_blocks.")[2].partition(".")[2] for name in names} - {""})
+            known = sorted({name.rpartition("blocks.")[2].partition(".")[2] for name in names} - {""})
             kind = type(network).__name__
             raise ValueError(f"model.lora.targets: no module of {kind} ends in {target!r}. {nearest(target, known)}")
     network.requires_grad_(False)
@@ -123,5 +123,5 @@ def _describe(weights):
     """Rank and adapted modules of an adapter's weights, in words."""
     ranks = sorted({x.shape[0] for name, x in weights.items() if ".lora_A." in name})
     modules = [name.partition(".lora_A.")[0] for name in weights if ".lora_A." in name]
-    short = sorted({name.rpartition("transformer_blocks.")[2].partition(".")[2] or name for name in modules})
+    short = sorted({name.rpartition("blocks.")[2].partition(".")[2] or name for name in modules})
     return f"rank {', '.join(map(str, ranks))} on {len(modules)} modules ({', '.join(short)})"

@@ -1,6 +1,7 @@
 """A diffusers pipeline to train: opened from a folder or given, checked, in its dtypes and its place."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import diffusers
@@ -23,12 +24,14 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     rank: int,
+    adapter: str | None = None,
     sharded: bool = False,
-    quantize=None,
+    quantize: str | None = None,
     **settings,
 ) -> PipelinePolicy:
     """Policy over the pipeline saved in the folder `path`.
 
+    adapter:  see families.find
     sharded:  leave the networks on the CPU, for `distribute` to share out
     quantize: see flowrl.visual.pipelines.execution.QUANTIZED
     """
@@ -38,7 +41,8 @@ def load(
             "are model.train = lora and processes without FSDP."
         )
     settings["quantized"] = quantize is not None
-    pipe, family = opened(Path(path), dtype, full=not rank, quantize=quantize)
+    family = family_of(Path(path), adapter)
+    pipe = opened(Path(path), family, dtype, full=not rank, quantize=quantize)
     return _policy(pipe, family, device, sharded, dtype=dtype, rank=rank, **settings)
 
 
@@ -47,6 +51,7 @@ def adopt(
     *,
     dtype: torch.dtype | None,
     device: torch.device,
+    adapter: str | None = None,
     sharded: bool = False,
     quantize: str | None = None,
     **settings,
@@ -54,7 +59,7 @@ def adopt(
     """Policy over a pipeline that is loaded already, in a dtype or in that of its networks."""
     if quantize is not None:
         raise ValueError(f"model.quantize = {quantize} has no effect on a loaded pipeline: load it quantised.")
-    family = accept(pipe)
+    family = accept(pipe, adapter)
     own = next(iter(networks(pipe, family.NETWORKS).values())).dtype
     given(pipe, family, device, dtype)
     return _policy(pipe, family, device, sharded, dtype=dtype or own, **settings)
@@ -69,15 +74,19 @@ def _policy(pipe, family, device, sharded, *, offload=False, **settings):
     return PipelinePolicy(family(pipe, **drawn), device=device, offload=offload, **settings)
 
 
+def family_of(path: Path, adapter: str | None = None) -> type[Family]:
+    """The family of the pipeline saved in the folder `path`."""
+    return families.find(read_index(path)["_class_name"], f"model.path = {str(path)!r}", adapter)
+
+
 def opened(
-    path: Path, dtype: torch.dtype, full: bool, quantize: str | None = None
-) -> tuple[diffusers.DiffusionPipeline, type[Family]]:
-    """The pipeline saved in the folder `path`, in dtype, and its family; what it was saved without stays away.
+    path: Path, family: type[Family], dtype: torch.dtype, full: bool, quantize: str | None = None
+) -> diffusers.DiffusionPipeline:
+    """The pipeline saved in the folder `path`, in dtype; what it was saved without stays away.
 
     full: the networks are trained and come in fp32, without a rounding on the way
     """
     index = read_index(path)
-    family = families.find(index["_class_name"], f"model.path = {str(path)!r}")
     quiet()
     more = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
     dtypes = {name: torch.float32 for name in family.NETWORKS if full and name in index} | {"default": dtype}
@@ -85,13 +94,13 @@ def opened(
         trained = [name for name in family.NETWORKS if name in index]
         more["quantization_config"] = execution.quantization(quantize, trained, dtype)
     try:
-        pipe = getattr(diffusers, family.PIPELINE).from_pretrained(path, dtype=dtypes, local_files_only=True, **more)
+        pipe = family.pipeline().from_pretrained(path, dtype=dtypes, local_files_only=True, **more)
     except Exception as error:  # whatever a missing, truncated or foreign file raises
         said = " ".join(str(error).split())
         raise ValueError(f"model.path = {str(path)!r} cannot be loaded: {type(error).__name__}: {said}") from error
     check(dtype)
     pipe.set_progress_bar_config(disable=True)
-    return pipe, family
+    return pipe
 
 
 def given(pipe: diffusers.DiffusionPipeline, family: type[Family], device: torch.device, dtype: torch.dtype | None):
@@ -109,9 +118,9 @@ def given(pipe: diffusers.DiffusionPipeline, family: type[Family], device: torch
             cast(module, dtype)
 
 
-def accept(pipe: object) -> type[Family]:
+def accept(pipe: object, adapter: str | None = None) -> type[Family]:
     """The family of a loaded pipeline; ValueError unless training can take it over."""
-    family = families.find(type(pipe).__name__)
+    family = families.find(type(pipe).__name__, adapter=adapter)
     if hasattr(pipe, "get_list_adapters") and pipe.get_list_adapters():
         raise ValueError(
             f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
@@ -129,14 +138,14 @@ def check(dtype: torch.dtype) -> None:
         )
 
 
-def count_trainable(path: Path, *, rank: int, targets: Sequence[str] | None) -> int:
+def count_trainable(path: Path, *, rank: int, targets: Sequence[str] | None, adapter: str | None = None) -> int:
     """Trainable parameters of a pipeline folder, from its configuration alone: no weight is read."""
-    index = read_index(path)
-    family, count = families.find(index["_class_name"], f"model.path = {str(path)!r}"), 0
+    index, family, count = read_index(path), family_of(path, adapter), 0
     for name in family.NETWORKS:
         if name not in index or index[name][0] is None:
             continue
-        kind = getattr(diffusers, index[name][1])
+        library, kind = index[name]
+        kind = getattr(import_module(library), kind)
         with torch.device("meta"):
             network = kind.from_config(kind.load_config(path / name))
         if rank:

@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from flowrl.visual.pipelines.family import stacked
 from flowrl.visual.pipelines.vp import VariancePreserving
 
@@ -26,6 +28,13 @@ class PixArtSigma(VariancePreserving):
             max_sequence_length=self.max_sequence_length,
         )  # fmt: skip
         return {"tokens": tokens[0], "mask": mask[0]}
+
+    def blank(self):
+        tokens, width = self.max_sequence_length, self.pipe.transformer.config.caption_channels
+        return {
+            "tokens": torch.empty(tokens, width, device="meta"),
+            "mask": torch.empty(tokens, dtype=torch.long, device="meta"),
+        }
 
     def predict(self, latents, timestep, texts):
         out = self.pipe.transformer(

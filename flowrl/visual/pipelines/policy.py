@@ -15,6 +15,7 @@ from flowrl.visual.pipelines.folders import read_index
 from flowrl.visual.pipelines.lora import add_lora, load_lora, lora_weights, merge_lora, save_lora, without_lora
 from flowrl.visual.pipelines.texts import Texts
 from flowrl.visual.policy import Example, ShareOut, Snapshots
+from samplers import schedules
 
 
 class PipelinePolicy:
@@ -23,13 +24,13 @@ class PipelinePolicy:
     family:     the pipeline and how it draws; its networks are trained in place
     dtype:      of the networks' arithmetic, and of their weights where they are frozen
     targets:    of LoRA; by default the family's
-    grid:       see Family.sigmas; by default the first of the family's
+    grid:       see Family.sigmas, or a shift of even steps; by default the first of the family's
     batch_size: rows per autoencoder call
     attention, compile: see flowrl.visual.pipelines.execution
     quantized:  the networks were loaded so; they stay as they are
     offload:    keep the text encoders and the autoencoder off the device while nobody asks for them
     cache:      folder of encoded texts
-    device:     of the networks; by default where the autoencoder is
+    device:     of the run; by default where the networks are
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class PipelinePolicy:
         rank: int,
         alpha: float,
         targets: Sequence[str] | None = None,
-        grid: str | None = None,
+        grid: str | float | None = None,
         gradient_checkpointing: bool = False,
         batch_size: int = 64,
         seed: int = 0,
@@ -54,19 +55,27 @@ class PipelinePolicy:
         device: torch.device | None = None,
     ):
         self.grid = family.GRIDS[0] if grid is None else grid
-        if self.grid not in family.GRIDS:
-            raise ValueError(f"model.grid = {grid!r}: {family.PIPELINE} accepts {', '.join(family.GRIDS)}.")
-        family.sigmas(1, self.grid)  # a scheduler without noise levels is refused before anything else
+        own = family.sigmas(1, family.GRIDS[0])  # a scheduler without noise levels is refused before anything else
+        accepted = [*family.GRIDS, *(["a shift"] if float(own[0]) == 1 else [])]
+        if self.grid not in family.GRIDS and not (isinstance(grid, float) and "a shift" in accepted):
+            raise ValueError(f"model.grid = {grid!r}: {family.PIPELINE} accepts {', '.join(accepted)}.")
         pipe = self.pipe = family.pipe
-        self.family, self.batch_size, self.dtype, self._vae_dtype = family, batch_size, dtype, pipe.vae.dtype
-        self.device = device or pipe.vae.device  # asking diffusers walks all modules
+        self.family, self.batch_size, self.dtype = family, batch_size, dtype
+        self._vae = [pipe.vae] if hasattr(pipe, "vae") else []  # a model of pixels has none
+        self._vae_dtypes = [vae.dtype for vae in self._vae]
+        self.device = device or next(iter(parts.networks(pipe, family.NETWORKS).values())).device  # diffusers walks all
         self.guidance, self.forwards, self.backwards = 1.0, 0, 0
         self.shape, self._embedded = family.shape(), family.embeds_guidance()
         self.networks = parts.networks(pipe, family.NETWORKS)
         self._training = {name: network.training for name, network in self.networks.items()}
         for module in parts.modules(pipe):
             module.eval().requires_grad_(False)  # dropout off in rollout, training and evaluation alike
-        parts.cast(pipe.vae, torch.float32)  # half-precision decoders overflow
+        for vae in self._vae:
+            parts.cast(vae, torch.float32)  # half-precision decoders overflow
+            if vae_tiling:
+                vae.enable_tiling()
+            if vae_slicing:
+                vae.enable_slicing()
         for network in self.networks.values():
             if rank:
                 if not quantized:
@@ -79,10 +88,6 @@ class PipelinePolicy:
             execution.set_attention(network, attention, self.device)
             if compile is not None:
                 execution.compile_in_place(network, compile)
-        if vae_tiling:
-            pipe.vae.enable_tiling()
-        if vae_slicing:
-            pipe.vae.enable_slicing()
         self.rank, self.sharded, self._offload = rank, False, offload
         self.snapshots = self._snapshots()
         self._ids: dict[tuple, int] = {}
@@ -112,7 +117,7 @@ class PipelinePolicy:
         """Share out the networks' weights; what is frozen beside them stays whole on every process."""
         for network in self.networks.values():
             share_out(network, self.family.BLOCKS)
-        self.sharded = True
+        self.sharded = self.family.sharded = True
         self.snapshots = self._snapshots()
 
     # Texts
@@ -127,8 +132,14 @@ class PipelinePolicy:
 
         `velocity` accepts the ids of the latest call only. Negative prompts are not encoded without guidance.
         """
+        if self.guidance > 1 and not self.family.GUIDED:
+            raise ValueError(
+                f"rollout.guidance = {self.guidance:g}: {self.family.PIPELINE} knows no guidance; 1 is none."
+            )
         pictures = [self._pictures(e) for e in examples]
-        pairs = [((e.prompt, seen), (e.negative_prompt, seen)) for e, seen in zip(examples, pictures, strict=True)]
+        seen = zip(examples, pictures, strict=True)
+        other = type(self.family).encode_negative is not Family.encode_negative  # else a text is a text
+        pairs = [((e.prompt, files, False), (e.negative_prompt, files, other)) for e, files in seen]
         ids = [self._ids.setdefault(pair, len(self._ids)) for pair in pairs]
         keys = list(dict.fromkeys(key for pair in pairs for key in pair[: self.rows_per_state]))
         moved = {key: self._moved(text) for key, text in zip(keys, self._texts.get(keys), strict=True)}
@@ -153,9 +164,10 @@ class PipelinePolicy:
 
     @torch.no_grad()
     def _encode(self, key):
-        text, files = key
-        with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m is not self.pipe.vae)):
-            return self.family.encode(text, [load_image(file) for file in files], self.device)
+        text, files, negative = key
+        encode = self.family.encode_negative if negative else self.family.encode
+        with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m not in self._vae)):
+            return encode(text, [load_image(file) for file in files], self.device)
 
     def _moved(self, text: Text) -> Text:
         return {name: x.to(self.device, non_blocking=True) for name, x in text.items()}
@@ -196,7 +208,9 @@ class PipelinePolicy:
         return torch.randn(n, *self.shape, generator=generator).to(self.device, non_blocking=True)
 
     def sigmas(self, steps: int) -> Tensor:
-        """The pipeline's own schedule, made by its scheduler: fp32 [steps + 1] on the CPU."""
+        """The pipeline's own schedule, made by its scheduler, or even steps shifted: fp32 [steps + 1] on the CPU."""
+        if isinstance(self.grid, float):
+            return schedules.shifted(schedules.linear(steps), shift=self.grid)
         return self.family.sigmas(steps, self.grid)
 
     def velocity(self, latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
@@ -230,7 +244,7 @@ class PipelinePolicy:
         what a file would hold.
         """
         pictures = []
-        with self._near(self.pipe.vae):
+        with self._near(*self._vae):
             for chunk in latents.split(1 if self.family.frames > 1 else self.batch_size):
                 raw = self.family.decode(chunk).float()
                 pictures.append(((raw / 2 + 0.5).clamp(0, 1) * 255).round().byte())
@@ -255,7 +269,8 @@ class PipelinePolicy:
         """
         self.snapshots.adopt(name)
         if self.rank or self.sharded:
-            parts.cast(self.pipe.vae, self._vae_dtype)
+            for vae, dtype in zip(self._vae, self._vae_dtypes, strict=True):
+                parts.cast(vae, dtype)
         else:
             for module in parts.modules(self.pipe):
                 parts.cast(module, torch.float32)

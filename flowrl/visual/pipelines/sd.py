@@ -1,5 +1,7 @@
 """Stable Diffusion 1.x and 2.x.  arXiv:2112.10752"""
 
+import torch
+
 from flowrl.visual.pipelines.family import stacked
 from flowrl.visual.pipelines.vp import VariancePreserving
 
@@ -23,6 +25,10 @@ class StableDiffusion(VariancePreserving):
     def encode(self, text, pictures, device):
         tokens, _ = self.pipe.encode_prompt(text, device, 1, do_classifier_free_guidance=False)
         return {"tokens": tokens[0]}
+
+    def blank(self):
+        tokens = self.pipe.text_encoder.config.max_position_embeddings
+        return {"tokens": torch.empty(tokens, self.pipe.unet.config.cross_attention_dim, device="meta")}
 
     def predict(self, latents, timestep, texts):
         return self.pipe.unet(

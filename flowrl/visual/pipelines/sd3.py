@@ -1,5 +1,6 @@
 """Stable Diffusion 3 and 3.5.  arXiv:2403.03206"""
 
+import torch
 from torch import Tensor
 
 from flowrl.visual.pipelines import grids
@@ -32,6 +33,12 @@ class StableDiffusion3(Family):
             max_sequence_length=self.max_sequence_length,
         )  # fmt: skip
         return {"tokens": tokens[0], "pooled": pooled[0]}
+
+    def blank(self):
+        config = self.pipe.transformer.config
+        tokens = self.pipe.text_encoder.config.max_position_embeddings + self.max_sequence_length
+        shapes = {"tokens": (tokens, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def readers(self):
         return [(self.pipe.tokenizer, self.pipe.tokenizer.model_max_length)]

@@ -12,10 +12,18 @@ class StableDiffusionXL(StableDiffusion):
     PIPELINE = "StableDiffusionXLPipeline"
 
     def encode(self, text, pictures, device):
-        """The empty text is what pipe(prompt) guides away from: zeros, where its force_zeros_for_empty_prompt says so."""
         tokens, _, pooled, _ = self.pipe.encode_prompt(text, device=device, do_classifier_free_guidance=False)
-        there = bool(text) or not self.pipe.config.force_zeros_for_empty_prompt
-        return {"tokens": tokens[0] * there, "pooled": pooled[0] * there}
+        return {"tokens": tokens[0], "pooled": pooled[0]}
+
+    def encode_negative(self, text, pictures, device):
+        """Without a negative prompt, zeros where the pipeline's force_zeros_for_empty_prompt says so."""
+        found = self.encode(text, pictures, device)
+        zeros = not text and self.pipe.config.force_zeros_for_empty_prompt
+        return {name: torch.zeros_like(x) for name, x in found.items()} if zeros else found
+
+    def blank(self):
+        pooled = torch.empty(self.pipe.text_encoder_2.config.projection_dim, device="meta")
+        return super().blank() | {"pooled": pooled}
 
     def predict(self, latents, timestep, texts):
         numbers = (self.height, self.width, 0, 0, self.height, self.width)  # original size, crop, target size

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from flowrl.visual.pipelines.family import Text
 
 CACHE_BYTES = 2**32  # in host memory; about 2,500 prompts of SD3 with 128 T5 tokens
-Key = tuple[str, tuple[str, ...]]  # a text, and the files of the pictures that condition it
+Key = tuple[str, tuple[str, ...], bool]  # a text, the files of its pictures, whether it is negative
 
 
 class Texts:
@@ -51,6 +51,6 @@ class Texts:
 
 
 def _name(key):
-    text, pictures = key
+    text, pictures, negative = key
     digests = [hashlib.sha256(Path(picture).read_bytes()).hexdigest() for picture in pictures]
-    return hashlib.sha256(json.dumps([text, digests]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([text, digests, negative]).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Variance-preserving models, which predict epsilon or v at integer timesteps, as flows.
 
-With a the cumulative alpha of a timestep, sigma = sqrt(1 - a) / (sqrt(a) + sqrt(1 - a)), and the model's own latents are
-ours divided by hypot(1 - sigma, sigma): sqrt(a) = (1 - sigma) / hypot(1 - sigma, sigma) weighs the data, and
+With a the cumulative alpha of a timestep, sigma = sqrt(1 - a) / (sqrt(a) + sqrt(1 - a)), and the model's own latents
+are ours divided by hypot(1 - sigma, sigma): sqrt(a) = (1 - sigma) / hypot(1 - sigma, sigma) weighs the data, and
 sqrt(1 - a) = sigma / hypot(1 - sigma, sigma) the noise.  DDIM's step in these variables is samplers.kernels.ddim.
 """
 
@@ -26,7 +26,7 @@ class VariancePreserving(Family):
         super().__init__(pipe, *drawn, **named)
         table = grids.table(pipe.scheduler)
         self.range = float(table[0]), float(table[-1])
-        self.between = (table[:-1] + table[1:]) / 2  # on the device of the latest call
+        self.between = {table.device: (table[:-1] + table[1:]) / 2}  # by device
         self.predicts = pipe.scheduler.config.prediction_type
 
     @abstractmethod
@@ -53,8 +53,9 @@ class VariancePreserving(Family):
 
     def timestep(self, sigma: Tensor) -> Tensor:
         """Nearest entry of the table, [B] int64."""
-        self.between = self.between.to(sigma.device)
-        return torch.bucketize(sigma.contiguous(), self.between)
+        if sigma.device not in self.between:  # copied once: to copy is to wait for the device
+            self.between[sigma.device] = self.between[torch.device("cpu")].to(sigma.device)
+        return torch.bucketize(sigma.contiguous(), self.between[sigma.device])
 
     def velocity(self, latents, sigma, texts, guidance):
         """Beyond the table the latents keep their own scale, and the prediction is read as at its end."""
@@ -70,18 +71,17 @@ class VariancePreserving(Family):
     def decode(self, latents):
         return self.pipe.vae.decode(latents / self.pipe.vae.config.scaling_factor, return_dict=False)[0]
 
+    def one_step(self, steps):
+        return grids.ddim(self.pipe.scheduler)
+
     def draw(self, prompts, noise, steps, guidance, pictures):
-        """Under autocast where the text encoder is in bf16: the pipeline itself casts neither latents nor autoencoder."""
-        pipe, scheduler, dtype = self.pipe, self.pipe.scheduler, self.pipe.text_encoder.dtype
-        pipe.scheduler = grids.ddim(scheduler)
-        try:
-            with torch.autocast(noise.device.type, dtype, enabled=dtype != torch.float32):
-                return pipe(
-                    prompt=prompts, guidance_scale=guidance, num_inference_steps=steps, latents=noise,
-                    height=self.height, width=self.width, output_type="pt", **self.asked(),
-                ).images.float()  # fmt: skip
-        finally:
-            pipe.scheduler = scheduler
+        """Under autocast where the text encoder is in bf16: the pipeline casts neither latents nor autoencoder."""
+        dtype = self.pipe.text_encoder.dtype
+        with torch.autocast(noise.device.type, dtype, enabled=dtype != torch.float32):
+            return self.pipe(
+                prompt=prompts, guidance_scale=guidance, num_inference_steps=steps, latents=noise, height=self.height,
+                width=self.width, output_type="pt", **self.asked(),
+            ).images  # fmt: skip
 
     def asked(self) -> dict[str, object]:
         """Arguments of pipe(...) that the class has beside those of all."""

@@ -10,6 +10,7 @@ from tiny_pipelines import tiny
 from flowrl import randomness
 from flowrl.changes import changed
 from flowrl.recipes import find
+from flowrl.visual.pipelines import contract
 from flowrl.visual.policy import Example
 from flowrl.visual.trainer import roll_out
 from rewards import media
@@ -43,20 +44,35 @@ def finals(policy, examples, noise, steps, guidance):
         return rollout(policy.velocity, noise, ids, policy.sigmas(steps)).leaves()
 
 
+def pixels(policy, latents):
+    """In 0..1 and not rounded: [N, 3, H, W], of a video [N, F, 3, H, W]."""
+    out = (policy.family.decode(latents).float() / 2 + 0.5).clamp(0, 1)
+    if out.ndim == 5:
+        out = out.transpose(1, 2) if policy.family.frames > 1 else out[:, :, 0]
+    return out
+
+
+def by_diffusers(pipe, policy, examples, noise, steps, guidance):
+    """What another copy of the pipeline draws, by one call of it."""
+    own = policy.family
+    settings = {"size": (own.height, own.width), "frames": own.frames if own.FRAMES else None}
+    family = type(own)(pipe, max_sequence_length=own.max_sequence_length, **settings)
+    seen = [[load_image(file) for file in e.pictures] for e in examples]
+    return contract.drawn(family, [e.prompt for e in examples], noise.clone(), steps, guidance, seen)
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["unguided", "guided"])
 @pytest.mark.parametrize("steps", [3, 4])
 @pytest.mark.parametrize("place", [0, 1], ids=["default-size", "other-size"])
 @pytest.mark.parametrize("name", TINY)
 def test_the_ode_rollout_draws_what_the_pipeline_draws(policy_of, plain_of, pictures, name, place, steps, which):
     """The same noise gives the same pixels to 1e-4, and they follow the text."""
-    known, size, guidance = TINY[name], TINY[name].sizes[place], TINY[name].guidance[which]
+    size, guidance = TINY[name].sizes[place], TINY[name].guidance[which]
     policy, examples = policy_of(name, size=size), examples_for(name, pictures)
     noise = noise_of(policy, 2)
     latents = finals(policy, examples, noise, steps, guidance)
-    seen = [[load_image(file) for file in e.pictures] for e in examples]
-    theirs = known.call(plain_of(name), PROMPTS, noise.clone(), steps, guidance, size, seen)
-    ours = (policy.family.decode(latents).float() / 2 + 0.5).clamp(0, 1)
-    ours = ours.transpose(1, 2) if ours.ndim == 5 else ours
+    theirs = by_diffusers(plain_of(name), policy, examples, noise, steps, guidance)
+    ours = pixels(policy, latents)
     assert ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4), (ours - theirs).abs().max()
     assert theirs.std() > 1e-3 and (theirs[0] - theirs[1]).abs().max() > 1e-3
     swapped = finals(policy, examples[::-1], noise, steps, guidance)
@@ -116,10 +132,8 @@ def test_a_saved_adapter_does_in_plain_diffusers_what_it_does_here(policy_of, pl
     for network in policy.networks:
         into = {} if network in ("transformer", "unet") else {f"load_into_{network}": True}
         pipe.load_lora_weights(tmp_path / network if into else tmp_path, **into)
-    seen = [[load_image(file) for file in e.pictures] for e in examples]
-    theirs = known.call(pipe, PROMPTS, noise.clone(), 3, known.guidance[0], known.sizes[0], seen)
-    ours = (policy.family.decode(trained).float() / 2 + 0.5).clamp(0, 1)
-    assert torch.allclose(ours.transpose(1, 2) if ours.ndim == 5 else ours, theirs, atol=1e-4)
+    theirs = by_diffusers(pipe, policy, examples, noise, 3, known.guidance[0])
+    assert torch.allclose(pixels(policy, trained), theirs, atol=1e-4)
     again = policy_of(name)
     again.load(tmp_path)
     assert torch.equal(finals(again, examples, noise, 3, known.guidance[0]), trained)
@@ -134,11 +148,9 @@ def test_full_weights_are_saved_as_a_pipeline_of_the_same_class(policy_of, plain
     noise = noise_of(policy, 2)
     policy.save(tmp_path / "model")
     pipe = plain_of(name, tmp_path / "model")
-    seen = [[load_image(file) for file in e.pictures] for e in examples]
-    theirs = known.call(pipe, PROMPTS, noise.clone(), 3, known.guidance[0], known.sizes[0], seen)
-    ours = policy.family.decode(finals(policy, examples, noise, 3, known.guidance[0])).float()
-    ours = (ours / 2 + 0.5).clamp(0, 1)
-    assert torch.allclose(ours.transpose(1, 2) if ours.ndim == 5 else ours, theirs, atol=1e-4)
+    theirs = by_diffusers(pipe, policy, examples, noise, 3, known.guidance[0])
+    ours = pixels(policy, finals(policy, examples, noise, 3, known.guidance[0]))
+    assert torch.allclose(ours, theirs, atol=1e-4)
 
 
 SMALL = {  # rollouts of a few network calls

@@ -355,3 +355,14 @@ def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(opened, rank)
     assert all(x is not None for found in gradients for x in found.values()) and kept[1] < 0.5 * kept[0]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_a_shift_is_a_grid_of_even_steps(opened):
+    policy = opened("sd3 with T5", grid=3.0)
+    assert policy.sigmas(4).tolist() == pytest.approx([1, 0.9, 0.75, 0.5, 0])
+
+
+@pytest.mark.parametrize("grid", ["cosine", "3"])
+def test_another_grid_is_refused_with_those_there_are(opened, grid):
+    with pytest.raises(ValueError, match=r"model\.grid = .*accepts pipeline, linear, a shift"):
+        opened("base", grid=grid)

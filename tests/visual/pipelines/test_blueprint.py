@@ -1,0 +1,66 @@
+"""Pipelines without weights: built from configurations, and measured by their shapes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrl.visual.pipelines import blueprint, footprint, parts
+from flowrl.visual.policy import Example
+
+PARAMETERS = {  # of the networks that are trained, as their publishers and diffusers count them
+    "stable-diffusion-3.5-medium": 2_243_171_520,
+    "FLUX.1-dev": 11_901_408_320,
+    "Qwen-Image": 20_430_401_088,
+    "stable-diffusion-xl-base-1.0": 2_567_463_684,
+    "Wan2.1-T2V-1.3B-Diffusers": 1_418_996_800,
+}
+
+
+@pytest.mark.parametrize("name", blueprint.known())
+def test_a_published_model_has_its_parameters(name):
+    plan = blueprint.read(Path("models") / name)
+    networks = parts.networks(plan.pipe, plan.family.NETWORKS)
+    assert sum(p.numel() for network in networks.values() for p in network.parameters()) == PARAMETERS[name]
+    assert all(p.is_meta for network in networks.values() for p in network.parameters())
+
+
+def test_a_folder_is_read_without_its_weights(base, tmp_path):
+    for folder in ("transformer", "vae", "text_encoder", "text_encoder_2", "scheduler"):
+        (tmp_path / folder).mkdir()
+        for file in (base / folder).glob("*.json"):
+            (tmp_path / folder / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model_index.json").write_bytes((base / "model_index.json").read_bytes())
+    plan = blueprint.read(tmp_path)
+    assert sum(p.numel() for p in plan.pipe.transformer.parameters()) == 3_484_688
+    assert plan.pipe.scheduler.config.num_train_timesteps == 1000
+
+
+def test_another_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no such folder\. Did you mean 'FLUX\.1-dev'\?.*Known without their weights"):
+        blueprint.read(Path("models/FLUX.1-deb"))
+
+
+def test_shapes_alone_tell_what_the_real_network_keeps(opened):
+    """The same bytes as autograd keeps of a real state, and of several states as many times as much."""
+    policy = opened("sd3.5")
+    plan = blueprint.read(Path(policy.pipe.config._name_or_path))
+    family = plan.family(plan.pipe, max_sequence_length=policy.family.max_sequence_length)
+    expected = footprint.activations(family, torch.float32)
+    for rows in (1, 3):
+        ids = policy.encode([Example("a red circle")]).repeat(rows)
+        latents = policy.noise(rows, torch.Generator().manual_seed(0))
+        ledger = footprint.Ledger([*policy.pipe.transformer.parameters(), *policy.pipe.transformer.buffers()])
+        with torch.autograd.graph.saved_tensors_hooks(ledger.saved, lambda x: x):
+            policy.velocity(latents, torch.full((rows,), 0.5), ids)
+        assert ledger.total == pytest.approx(rows * expected.kept, rel=0.05)
+
+
+def test_checkpointing_keeps_what_goes_into_blocks_and_the_inside_of_one(opened):
+    policy = opened("sd3.5")
+    plan = blueprint.read(Path(policy.pipe.config._name_or_path))
+    seen = footprint.activations(plan.family(plan.pipe, max_sequence_length=4), torch.float32)
+    assert 0 < seen.block < seen.checkpointed < seen.kept
+    width, tokens, texts, size = 32, 16, 10 + 4, 4
+    inputs = 2 * size * (width * (tokens + texts) + width)  # two blocks: pictures, texts, the time
+    assert seen.checkpointed - seen.block >= inputs
