@@ -11,6 +11,7 @@ from torch import nn
 from flowrl.run import prompts
 from flowrl.run.config import resolve
 from flowrl.run.settings import Run
+from flowrl.visual.pipelines import families
 
 MIB = 2**20
 CONTENT = "content"  # of a prompt file, wherever it lies
@@ -28,8 +29,10 @@ def take(run: Run, texts: Sequence[str] = (), pipe: object = None) -> dict[str, 
     found = {"data.train": {CONTENT: train}}
     if run.data.test:
         found["data.test"] = {CONTENT: of_file(resolve(run.data.test))}
-    model = of_model(resolve(run.model.path)) if pipe is None else of_pipeline(pipe, run.model.train)
-    return found | {"model.path": model}
+    if pipe is None:
+        return found | {"model.path": of_model(resolve(run.model.path))}
+    trained = families.find(type(pipe).__name__, adapter=run.model.adapter).NETWORKS
+    return found | {"model.path": of_pipeline(pipe, run.model.train, trained)}
 
 
 def of_file(path: Path) -> str:
@@ -50,15 +53,17 @@ def of_model(folder: Path) -> dict[str, str]:
     return {name: of_ends(path) if path.suffix in WEIGHTS else of_file(path) for name, path in shown.items()}
 
 
-def of_pipeline(pipe: object, train: str) -> dict[str, str]:
-    """Digests of the transformer's configuration and of the weights that training leaves as they are, by component.
+def of_pipeline(pipe: object, train: str, trained: Sequence[str] = ("transformer",)) -> dict[str, str]:
+    """Digests of the trained networks' configurations and of the weights that training leaves alone, by component.
 
-    train: "lora" or "full"; with "full" the weights of the transformer are those of the checkpoint, whatever they were
+    train: "lora" or "full"; with "full" the trained networks' weights are those of the checkpoint, whatever they were
     """
-    config = {name: x for name, x in pipe.transformer.config.items() if not name.startswith("_")}  # _: where it lay
-    found = {"transformer, configuration": _digest(json.dumps(config, sort_keys=True, default=str).encode())}
     modules = {name: x for name, x in pipe.components.items() if isinstance(x, nn.Module)}
-    frozen = (name for name in modules if train == "lora" or name != "transformer")
+    found = {}
+    for name in (name for name in trained if name in modules):
+        config = {key: x for key, x in modules[name].config.items() if not key.startswith("_")}  # _: where it lay
+        found[f"{name}, configuration"] = _digest(json.dumps(config, sort_keys=True, default=str).encode())
+    frozen = (name for name in modules if train == "lora" or name not in trained)
     return found | {f"{name}, weights": of_weights(modules[name]) for name in frozen}
 
 

@@ -97,9 +97,13 @@ class Part(nn.Module):
         self.config = {"layers": 2, "_name_or_path": f"/somewhere/{seed}", **config}
 
 
+class StableDiffusion3Pipeline(SimpleNamespace):
+    """Known by the name of its class."""
+
+
 def made(**config):
     parts = {"transformer": Part(0, **config), "vae": Part(1), "scheduler": object(), "text_encoder_3": None}
-    return SimpleNamespace(components=parts, transformer=parts["transformer"])
+    return StableDiffusion3Pipeline(components=parts, transformer=parts["transformer"])
 
 
 def test_a_pipeline_in_memory_is_known_by_its_configuration_and_its_frozen_weights(given):
@@ -129,6 +133,8 @@ def test_another_weight_is_another_base(part, name, place):
 
 def test_weights_that_are_trained_as_a_whole_are_those_of_the_checkpoint():
     one, before = made(), of_pipeline(made(), "full")
+    named = SimpleNamespace(components={"unet": one.components["transformer"], "vae": one.components["vae"]})
+    assert list(of_pipeline(named, "full", ("unet",))) == ["unet, configuration", "vae, weights"]
     with torch.no_grad():
         one.transformer.matrix.add_(1)
     assert of_pipeline(one, "full") == before and list(before) == ["transformer, configuration", "vae, weights"]

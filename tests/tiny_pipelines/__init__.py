@@ -10,7 +10,7 @@ from importlib import import_module
 import torch
 from diffusers import DiffusionPipeline
 
-MODULES = ("flux", "flux2_klein", "flux_kontext", "sana", "sd3", "wan")
+MODULES = ("flux", "flux2_klein", "flux_kontext", "pixart", "sana", "sd", "sd3", "sdxl", "wan")
 
 
 @dataclass(frozen=True)

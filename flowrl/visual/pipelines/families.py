@@ -10,8 +10,11 @@ FAMILIES = {  # class of diffusers: module and class of its adapter, imported wh
     "Flux2KleinPipeline": ("flux2_klein", "Flux2Klein"),
     "FluxKontextPipeline": ("flux_kontext", "FluxKontext"),
     "FluxPipeline": ("flux", "Flux"),
+    "PixArtSigmaPipeline": ("pixart", "PixArtSigma"),
     "SanaPipeline": ("sana", "Sana"),
     "StableDiffusion3Pipeline": ("sd3", "StableDiffusion3"),
+    "StableDiffusionPipeline": ("sd", "StableDiffusion"),
+    "StableDiffusionXLPipeline": ("sdxl", "StableDiffusionXL"),
     "WanPipeline": ("wan", "Wan"),
 }
 

@@ -1,6 +1,7 @@
 """Noise levels that a pipeline walks, made by its own scheduler."""
 
 import copy
+import inspect
 
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, SchedulerMixin
@@ -65,24 +66,45 @@ def shift_by_tokens(config, tokens: int, *, most: float) -> float:
 
 
 def ddim(scheduler: SchedulerMixin) -> DDIMScheduler:
-    """The one-step scheduler of the same variance-preserving process, ending at alpha 1."""
+    """The one-step scheduler of the same variance-preserving process, ending at alpha 1 and clipping nothing.
+
+    Spaced by "linspace", DDIM's timesteps are not those that its steps end at; "trailing" begins at the same one
+    (arXiv:2305.08891).
+    """
     config = scheduler.config
-    if "beta_schedule" not in config or config.prediction_type not in ("epsilon", "v_prediction"):
+    if "beta_schedule" not in config or config.get("prediction_type") not in ("epsilon", "v_prediction"):
         raise ValueError(
             f"scheduler {type(scheduler).__name__}: expected a variance-preserving one that predicts epsilon or "
             "v_prediction, such as DDIMScheduler."
         )
-    return DDIMScheduler.from_config(config, set_alpha_to_one=True, clip_sample=False)
+    if config.get("rescale_betas_zero_snr") and config["prediction_type"] == "epsilon":
+        raise ValueError(
+            f"scheduler {type(scheduler).__name__}: rescale_betas_zero_snr begins at noise without signal, where "
+            "epsilon says nothing about the picture; expected prediction_type = v_prediction with it."
+        )
+    # its own values, not from_config: that puts DDIM's defaults in the place of the other class's
+    same = {name: config[name] for name in inspect.signature(DDIMScheduler).parameters if name in config}
+    if same.get("timestep_spacing") == "linspace":
+        same["timestep_spacing"] = "trailing"
+    return DDIMScheduler(**same | {"set_alpha_to_one": True, "clip_sample": False, "thresholding": False})
 
 
 def table(scheduler: SchedulerMixin) -> Tensor:
-    """sigma of every training timestep, rising: sqrt(1 - a) / (sqrt(a) + sqrt(1 - a)), a the cumulative alpha (D14)."""
+    """sigma of every training timestep, rising, fp32: sqrt(1 - a) / (sqrt(a) + sqrt(1 - a)), a the cumulative alpha."""
     kept = ddim(scheduler).alphas_cumprod.double()
     return ((1 - kept).sqrt() / (kept.sqrt() + (1 - kept).sqrt())).float()
 
 
 def walked_by_ddim(scheduler: SchedulerMixin, steps: int) -> Tensor:
-    """fp32 [steps + 1]: the levels at DDIM's timesteps, and 0.  They begin below 1."""
-    walk = ddim(scheduler)
+    """fp32 [steps + 1]: the levels at DDIM's timesteps, and 0.  They begin below 1, but for zero terminal SNR.
+
+    With "trailing" and a number of steps that does not divide that of the timesteps, DDIMScheduler.step ends at another
+    level than that of its next timestep, one off at most; here they are the same.
+    """
+    levels, walk = table(scheduler), ddim(scheduler)
+    if steps >= len(levels):
+        raise ValueError(
+            f"{steps} steps: the scheduler has {len(levels)} timesteps; accepted are 1 to {len(levels) - 1}."
+        )
     walk.set_timesteps(steps)
-    return torch.cat([table(scheduler)[walk.timesteps.cpu()], torch.zeros(1)])
+    return torch.cat([levels[walk.timesteps], torch.zeros(1)])

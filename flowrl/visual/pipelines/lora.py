@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from diffusers.loaders import PeftAdapterMixin
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
@@ -20,6 +21,10 @@ def add_lora(network: nn.Module, *, rank: int, alpha: float, targets: Sequence[s
 
     A is N(0, 1/rank^2) from a generator of its own, B is 0: the start is exactly the base model.
     """
+    if not isinstance(network, PeftAdapterMixin):
+        raise ValueError(
+            f"model.train = 'lora': diffusers' {type(network).__name__} takes no adapters; use model.train = full."
+        )
     names = [name for name, _ in network.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith("." + target) for name in names):

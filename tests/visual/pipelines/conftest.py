@@ -93,10 +93,10 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def policy_of(saved):
-    """A fresh policy over a tiny pipeline in fp32: adapters of rank 4, or all weights."""
+    """A fresh policy over a tiny pipeline in fp32: adapters of rank 4 where its class takes them, or all weights."""
 
-    def make(name, train="lora", size=None, dtype=torch.float32, **settings):
-        rank = 4 if train == "lora" else 0
+    def make(name, train=None, size=None, dtype=torch.float32, **settings):
+        rank = 4 if (train or ("lora" if tiny()[name].lora else "full")) == "lora" else 0
         settings = tiny()[name].settings | {"size": size or tiny()[name].sizes[0], "alpha": 8.0} | settings
         return opening.load(saved(name), dtype=dtype, device=torch.device("cpu"), rank=rank, **settings)
 

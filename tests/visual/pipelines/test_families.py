@@ -94,7 +94,7 @@ def test_a_row_does_not_depend_on_its_batch_nor_on_the_others_sigma(policy_of, p
     with torch.no_grad():
         both = policy.velocity(latents, sigma, ids)
         each = [policy.velocity(latents[i : i + 1], sigma[i : i + 1], ids[i : i + 1]) for i in range(2)]
-    assert torch.allclose(both, torch.cat(each), atol=1e-5)
+    assert (both - torch.cat(each)).abs().max() < 1e-5 * both.abs().max().clamp(min=1)
     assert policy.forwards == 4 * policy.rows_per_state
 
 
