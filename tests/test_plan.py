@@ -98,6 +98,9 @@ def test_prompts_multiply_what_one_costs(name):
         ("flow_grpo_fast", {"rollout.steps": 4}, "a window of 3 steps does not fit"),
         ("dance_grpo", {"rollout.forks": {15: 2}}, "rollout.forks: {15: 2} makes no different children"),
         ("dance_grpo", {"rollout.forks": {0: 4, 1: 1}}, "rollout.forks: {1: 1} makes no different children"),
+        ("flow_grpo", {"advantage": "grpo_per_noise"}, "advantage = grpo_per_noise: 0 for every decision that is"),
+        ("tempflow_grpo", {"advantage": "grpo_per_noise", "rollout.forks": {}}, "groups of one member"),
+        ("chunk_grpo", {"rollout.noisy": "window"}, "steps 5 to 8 are a chunk of which none draws noise"),
         ("flow_grpo", {"advantage.scope": "grup"}, "scope 'grup': accepted are group, batch, none"),
     ],
 )

@@ -8,7 +8,7 @@ from flowrl.objectives import chunks, penalties, ratios, score, select, weights
 from flowrl.part import part
 from flowrl.recipe import frozen
 from flowrl.recipes import find
-from samplers import noise_plans
+from samplers import noise, noise_plans
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def equal(one, other, scale=1.0):
 
 def test_branch_grpo_without_forks_is_a_straight_rollout(gradient):
     """Sixteen roots, no split: edges of one depth are compared as leaves are, and each transition has one leaf."""
-    straight = find("branch_grpo")().but(rollout={"forks": {}, "roots": 16})
+    straight = find("branch_grpo")().but(rollout={"forks": {}, "roots": 16, "noise": part(noise.independent)})
     plain = straight.but(
         advantage=part(outcome.grpo, scope="group", ddof=1, eps=1e-8, clamp=5.0),
         credit=part(tree.broadcast),
