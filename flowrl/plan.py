@@ -54,6 +54,7 @@ def count(
     sigmas = with_tail(recipe, sigmas, noisy)
     layout = _layout(plan, prompts * plan.roots, len(sigmas) - 1, noisy)
     found = _assigned(recipe, layout, noisy, sigmas, seed, iteration)
+    _check_learning(recipe, found, noisy, iteration)
     trained = [_trained(recipe, layout, weight, found.advantage) for weight in found.weights]
     edges, calls = sum(e for e, _ in trained), sum(c for _, c in trained)
     if not calls:
@@ -130,6 +131,27 @@ def _assigned(recipe, layout, noisy, sigmas, seed, iteration):
         generator=randomness.generator(seed, iteration, "select"),
         update_generator=randomness.generator(seed, iteration, "minibatches"),
     )
+
+
+def _check_learning(recipe, found, noisy, iteration):
+    """Refuse advantages that can only be 0, and fixed chunks that draw no noise."""
+    trained = torch.stack(found.weights).sum(0) > 0
+    if trained.any() and not found.advantage[trained].any():
+        plan = recipe.rollout
+        raise ValueError(
+            f"advantage = {recipe.advantage.name}: 0 for every decision that is trained, though rewards differ. With "
+            f"rollout.roots = {plan.roots} and rollout.forks = {plan.forks_at(noisy)} it compares groups of one member."
+        )
+    chunk = found.chunk
+    if chunk is None or "change" in recipe.chunks.needs:
+        return
+    for number in chunk[chunk >= 0].unique().tolist():
+        steps = (chunk == number).nonzero()[:, 0].tolist()
+        if not set(steps) & noisy.keys():
+            raise ValueError(
+                f"chunks: steps {steps[0]} to {steps[-1]} are a chunk of which none draws noise at iteration "
+                f"{iteration}, so that leaves that draw it would train nothing. Set rollout.noisy = all_but_last."
+            )
 
 
 def _trained(recipe, layout, weight, advantage):

@@ -45,6 +45,7 @@ def check_recipe(recipe) -> None:
     for role, filled in recipe.parts():
         _check_part(recipe, role, filled)
     _check_density(recipe)
+    _check_idle(recipe)
     _check_snapshots(recipe)
     if recipe.couples:
         _check_coupled(recipe)
@@ -107,6 +108,34 @@ def _check_density(recipe):
         raise ValueError(
             f"ratio: {recipe.ratio.name} is one of Gaussian densities, and rollout.density = {density.name}. Set "
             "rollout.density = gaussian, or another ratio."
+        )
+
+
+def _check_idle(recipe):
+    """A part that gives what no other asks for; where credit compares states, advantage = raw stands for none."""
+    roles = [recipe.objective, recipe.ratio, *(p for _, p in recipe.penalties)]
+    of_rows = {_without_suffix(name) for filled in roles if filled for name in filled.needs}
+    choosing = {name for filled in (recipe.pilot, recipe.allocate) if filled for name in filled.needs}
+    given = {  # role -> (what it gives, what is asked for where that is known)
+        "advantage": ((), set()) if recipe.advantage.name == "raw" else (("advantage",), recipe.asks),
+        "ratio": (("ratio",), of_rows),
+        "noising.elbo": (("elbo",), of_rows),
+        "track": (recipe.gives, recipe.asks | of_rows | choosing),
+    }
+    for role, filled in recipe.parts():
+        names, asked = given.get(role, ((), set()))
+        remembered = role == "track" and "memory" in choosing  # allocate looks at what is kept
+        if names and not asked & set(names) and not remembered:
+            instead = "advantage = raw" if role == "advantage" else f"{role} = null"
+            raise ValueError(
+                f"{role} = {filled.name} has no effect: no part asks for {', '.join(names)}. Set {instead}, or a part "
+                "that does."
+            )
+    plan = recipe.rollout
+    if plan.noise is not None and plan.noise.name != "independent" and not plan.forks:
+        raise ValueError(
+            f"rollout.noise = {plan.noise.name} has no effect: siblings alone share noise, and rollout.forks "
+            "makes none. Set rollout.noise = independent."
         )
 
 

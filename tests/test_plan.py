@@ -109,6 +109,9 @@ def test_prompts_multiply_what_one_costs(name):
         ("dance_grpo", {"rollout.forks": {0: 4, 1: 1}}, "rollout.forks: {1: 1} makes no different children"),
         ("branch_grpo", {"rollout.forks": {0: 0}}, "rollout.forks: {0: 0} makes no different children"),
         ("tree_grpo_visual", {"rollout.forks.children": 0}, "0} makes no different children; fork at a noisy step"),
+        ("flow_grpo", {"advantage": "grpo_per_noise"}, "advantage = grpo_per_noise: 0 for every decision that is"),
+        ("tempflow_grpo", {"advantage": "grpo_per_noise", "rollout.forks": {}}, "groups of one member"),
+        ("chunk_grpo", {"rollout.noisy": "window"}, "steps 5 to 8 are a chunk of which none draws noise"),
         ("flow_grpo", {"advantage.scope": "grup"}, "scope 'grup': accepted are group, batch, none"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from flowrl import decays, updates
 from flowrl import recipe as recipes
 from flowrl.advantages import outcome
+from flowrl.changes import changed
 from flowrl.objectives import clipped, penalties, ratios, select
 from flowrl.part import Part, part
 from flowrl.recipe import Snapshot, copied, frozen
@@ -108,10 +109,10 @@ def test_a_snapshot_named_old_must_exist_where_more_than_is_recorded_is_asked_fo
     def drift(velocity, velocity_old):
         return ((velocity - velocity_old) ** 2).flatten(2).mean(2)
 
-    changed = dance_grpo().but(penalties=((1.0, part(drift)),))
-    assert "snapshots has no 'old'" in refusal(changed.check)
+    drifting = dance_grpo().but(penalties=((1.0, part(drift)),))
+    assert "snapshots has no 'old'" in refusal(drifting.check)
     old = {"old": Snapshot(part(decays.constant, share=0.0))}
-    assert changed.but(snapshots=old).check()
+    assert drifting.but(snapshots=old).check()
     several = grpo_guard().check().but(update=part(updates.minibatches, count=2))
     assert "'mean_old' in more updates than one" in refusal(several.check)
     assert several.but(snapshots=several.snapshots | old).check()
@@ -208,3 +209,37 @@ def test_a_decay_may_warm_up():
     rule = Snapshot(part(decays.warming, share=0.9))
     assert rule.share_kept(1) == pytest.approx(2 / 11) and rule.share_kept(1000) == 0.9
     assert frozen().share_kept(1) == 1.0 and recipes.Snapshot(part(decays.constant, share=0.5)).share_kept(1) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("stepwise_flow_grpo", {"advantage": "rloo"}, "advantage = rloo has no effect: no part asks for advantage."),
+        ("drm_stepwise", {"advantage": "best_and_worst"}, "advantage = best_and_worst has no effect"),
+        ("tree_grpo_visual", {"objective": "reinforce"}, "ratio = per_decision has no effect: no part asks for ratio."),
+        (
+            "diffusion_nft",
+            {"noising.elbo": "weighted"},
+            "noising.elbo = weighted has no effect: no part asks for elbo.",
+        ),
+        (
+            "flow_grpo",
+            {"track": "per_prompt"},
+            "track = per_prompt has no effect: no part asks for history_mean, history_",
+        ),
+        (
+            "flow_grpo",
+            {"rollout.noise": "correlated"},
+            "rollout.noise = correlated has no effect: siblings alone share",
+        ),
+    ],
+)
+def test_a_part_that_nobody_asks_for_is_refused(name, changes, said):
+    with pytest.raises(ValueError) as caught:
+        changed(find(name)(), changes).check()
+    assert str(caught.value).startswith(said)
+
+
+def test_counts_of_rewards_may_serve_the_choice_of_prompts_alone():
+    """superflow with another advantage: its memory is what allocate looks at."""
+    assert changed(find("superflow")(), {"advantage": "grpo"}).check().track.name == "beta_counts"

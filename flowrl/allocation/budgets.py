@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flowrl.allocation.prompts import drawn_by
+from flowrl.allocation.prompts import by_weight
 from flowrl.memory.trackers import expected_reward
 
 
@@ -28,7 +28,7 @@ def by_expected(
     24. Goes with track = beta_counts.
     """
     weight = uncertainty(expected_reward(torch.arange(count), memory))
-    chosen = drawn_by(weight, per_update, generator)
+    chosen = by_weight(weight, per_update, generator)
     sizes = by_uncertainty(weight[chosen], sizes=[roots - less for less in fewer])
     return chosen, sizes.tolist()
 

@@ -40,7 +40,7 @@ def balanced(
     return chosen
 
 
-def drawn_by(weight: Float[Tensor, " P"], per_update: int, generator: torch.Generator) -> list[int]:
+def by_weight(weight: Float[Tensor, " P"], per_update: int, generator: torch.Generator) -> list[int]:
     """Different prompts, drawn with a probability proportional to their weight.  SuperFlow.  arXiv:2512.17951"""
     if per_update > int((weight > 0).sum()):
         raise ValueError(f"{per_update} different prompts of {int((weight > 0).sum())} that have a weight: draw fewer.")

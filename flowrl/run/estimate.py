@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from diffusers import DiffusionPipeline
 from torch import nn
 
 from flowrl.recipe import Recipe
@@ -36,7 +35,7 @@ class Memory:
     update: float
 
 
-def memory(run: Run, recipe: Recipe, pipe: DiffusionPipeline, family: Family) -> Memory:
+def memory(run: Run, recipe: Recipe, pipe: object, family: Family) -> Memory:
     """Of a run on a pipeline without weights, whose networks get their adapters here."""
     dtype = _dtype(run)
     networks = parts.networks(pipe, family.NETWORKS)

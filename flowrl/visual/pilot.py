@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flowrl import randomness
+from flowrl.advantages.outcome import raw
 from flowrl.recipe import Recipe
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step
@@ -41,7 +42,7 @@ def pilot(
     if not bool(valid.any()):
         raise RuntimeError(f"none of {len(examples)} candidates could be scored, so no prompt can be chosen.")
     tracked, memory = recipe.track(reward=reward[valid], reward_weight=table.weight, memory=memory)
-    total = torch.where(valid, (reward * table.weight).sum(1), torch.inf)  # what has no score is far from any target
+    total = torch.where(valid, raw(reward, table.weight), torch.inf)  # what has no score is far from any target
     places, chosen = torch.arange(len(examples)), []
     for block in places.split(int(recipe.pilot.number("candidates"))):
         chosen.append(int(block[recipe.pilot(score=total[block], **tracked)]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowrl.allocation.prompts import drawn_by, nearest_to_proficiency, shuffled
+from flowrl.allocation.prompts import by_weight, nearest_to_proficiency, shuffled
 from flowrl.randomness import generator
 
 
@@ -36,12 +36,12 @@ def test_more_prompts_may_be_asked_for_than_there_are():
 
 def test_prompts_are_drawn_by_their_weight_and_never_twice():
     weight = torch.tensor([1.0, 0.0, 3.0, 1.0])
-    drawn = [drawn_by(weight, 2, generator(0, i)) for i in range(2000)]
+    drawn = [by_weight(weight, 2, generator(0, i)) for i in range(2000)]
     assert all(len(set(d)) == 2 and 1 not in d for d in drawn)
     assert sum(d[0] == 2 for d in drawn) / 2000 == pytest.approx(0.6, abs=0.04)
-    assert drawn_by(weight, 2, generator(7)) == drawn_by(weight, 2, generator(7))
+    assert by_weight(weight, 2, generator(7)) == by_weight(weight, 2, generator(7))
     with pytest.raises(ValueError, match="4 different prompts of 3 that have a weight"):
-        drawn_by(weight, 4, generator(0))
+        by_weight(weight, 4, generator(0))
 
 
 def test_the_prompt_nearest_to_the_proficiency_is_chosen():

@@ -13,7 +13,7 @@ from flowrl.part import part
 from flowrl.recipe import frozen
 from flowrl.recipes import find
 from flowrl.visual.trainer import roll_out
-from samplers import fork_plans, kernels, noise_plans
+from samplers import fork_plans, kernels, noise, noise_plans
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def equal(one, other, scale=1.0, tolerance=1e-9):
 
 def test_branch_grpo_without_forks_is_a_straight_rollout(gradient):
     """Sixteen roots, no split: edges of one depth are compared as leaves are, and each transition has one leaf."""
-    straight = find("branch_grpo")().but(rollout={"forks": {}, "roots": 16})
+    straight = find("branch_grpo")().but(rollout={"forks": {}, "roots": 16, "noise": part(noise.independent)})
     plain = straight.but(
         advantage=part(outcome.grpo, scope="group", ddof=1, eps=1e-8, clamp=5.0),
         credit=part(tree.broadcast),
