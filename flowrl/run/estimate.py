@@ -44,8 +44,10 @@ def memory(run: Run, recipe: Recipe, pipe: object, family: Family) -> Memory:
     for network in networks.values():
         network.to(dtype if lora else torch.float32)
         if lora:
-            targets = lora.targets or family.TARGETS
-            add_lora(network, rank=lora.rank, alpha=lora.alpha, targets=targets, seed=0)
+            chosen, unread = lora.targets or family.TARGETS, family.unread(network)
+            add_lora(network, rank=lora.rank, alpha=lora.alpha, targets=chosen, seed=0, unread=unread)
+        else:
+            parts.thaw(network, family.unread(network))
     trained = sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
     seen = footprint.activations(family, dtype if lora else torch.float32)
     kept = seen.checkpointed if run.model.gradient_checkpointing else seen.kept

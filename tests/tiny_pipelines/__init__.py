@@ -10,7 +10,20 @@ from importlib import import_module
 import torch
 from diffusers import DiffusionPipeline
 
-MODULES = ("flux", "flux2_klein", "flux_kontext", "pixart", "sana", "sd", "sd3", "sdxl", "wan")
+MODULES = (
+    "flux",
+    "flux2_klein",
+    "flux_kontext",
+    "pixart",
+    "qwen_image",
+    "qwen_image_edit",
+    "sana",
+    "sd",
+    "sd3",
+    "sdxl",
+    "wan",
+    "z_image",
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import diffusers
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, SchedulerMixin
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowrl.visual.pipelines import grids
 from samplers import schedules
@@ -53,6 +53,11 @@ class Family(ABC):
         self.sharded = False  # where it is, every call runs all networks, as other processes may need their weights
         self.frames = 1 if self.FRAMES is None else frames or self.FRAMES
         self.max_sequence_length = self.TOKENS if max_sequence_length is None else max_sequence_length
+        most = self.longest()
+        if most is not None and (self.max_sequence_length or 0) > most:
+            raise ValueError(
+                f"model.max_sequence_length = {self.max_sequence_length}: {self.PIPELINE} accepts up to {most}."
+            )
         self.height, self.width = [size] * 2 if isinstance(size, int) else size or self.default_size()
         self.check_size()
 
@@ -60,6 +65,11 @@ class Family(ABC):
     def pipeline(cls) -> type[DiffusionPipeline]:
         """The class PIPELINE."""
         return getattr(diffusers, cls.PIPELINE)
+
+    @classmethod
+    def unread(cls, network: nn.Module) -> Sequence[str]:
+        """Modules whose output the network drops: no gradient reaches them, so they are not trained."""
+        return ()
 
     # Pixels and latents
 
@@ -94,6 +104,10 @@ class Family(ABC):
 
     # Texts
 
+    def longest(self) -> int | None:
+        """max_sequence_length above which the pipeline refuses, or its network has no places left."""
+        return None
+
     @abstractmethod
     def encode(self, text: str, pictures: Sequence[object], device: torch.device) -> Text:
         """One text, and the PIL pictures that condition it, as the network reads it; without gradient."""
@@ -124,7 +138,7 @@ class Family(ABC):
 
     def walk(self, steps: int, grid: str | float | None) -> Tensor:
         """The levels that `model.grid` names: one of GRIDS, by default the first, or even steps of a shift."""
-        accepted = [*self.GRIDS, *(["a shift"] if float(self.sigmas(1, self.GRIDS[0])[0]) == 1 else [])]
+        accepted = [*self.GRIDS, *(["a shift"] if float(self.sigmas(2, self.GRIDS[0])[0]) == 1 else [])]
         if isinstance(grid, float) and "a shift" in accepted:
             return schedules.shifted(schedules.linear(steps), shift=grid)
         if grid is not None and grid not in self.GRIDS:

@@ -16,9 +16,12 @@ NAME = "policy"
 FILE = "pytorch_lora_weights.safetensors"
 
 
-def add_lora(network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
+def add_lora(
+    network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, unread: Sequence[str] = ()
+) -> None:
     """Freeze the network and give the modules whose names end in one of `targets` an adapter in fp32.
 
+    Modules that are `unread`, or inside of such, get none.
     A is N(0, 1/rank^2) from a generator of its own, B is 0: the start is exactly the base model.
     """
     if not isinstance(network, PeftAdapterMixin):
@@ -32,8 +35,11 @@ def add_lora(network: nn.Module, *, rank: int, alpha: float, targets: Sequence[s
             kind = type(network).__name__
             raise ValueError(f"model.lora.targets: no module of {kind} ends in {target!r}. {nearest(target, known)}")
     network.requires_grad_(False)
+    adapted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in targets)]
+    left_out = [name for name in adapted if any(f"{name}.".startswith(f"{part}.") for part in unread)]
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), exclude_modules=left_out or None)
     with torch.random.fork_rng(devices=[]):
-        network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets)), adapter_name=NAME)
+        network.add_adapter(config, adapter_name=NAME)
     for name, parameter in network.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             parameter.data = parameter.data.float()

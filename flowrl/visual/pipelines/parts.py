@@ -24,6 +24,13 @@ def numbers(pipe: DiffusionPipeline) -> dict[str, object]:
     return {name: pipe.config[name] for name in accepted if name in pipe.config}
 
 
+def thaw(network: nn.Module, unread: Sequence[str]) -> None:
+    """Train all weights but those of the modules `unread`."""
+    network.requires_grad_(True)
+    for name in unread:
+        network.get_submodule(name).requires_grad_(False)
+
+
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
     """Change the dtype where it is another; diffusers warns of a cast even when it changes nothing."""
     if module.dtype != dtype:

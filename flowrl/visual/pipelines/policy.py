@@ -53,7 +53,7 @@ class PipelinePolicy:
         vae_slicing: bool = False,
         device: torch.device | None = None,
     ):
-        family.walk(1, grid)  # a scheduler without noise levels is refused before anything else, and a grid
+        family.walk(2, grid)  # a scheduler without noise levels is refused before anything else, and a grid
         self.grid = grid
         pipe = self.pipe = family.pipe
         self.family, self.batch_size, self.dtype = family, batch_size, dtype
@@ -76,9 +76,10 @@ class PipelinePolicy:
             if rank:
                 if not quantized:
                     parts.cast(network, dtype)
-                add_lora(network, rank=rank, alpha=alpha, targets=targets or family.TARGETS, seed=seed)
+                chosen, unread = targets or family.TARGETS, family.unread(network)
+                add_lora(network, rank=rank, alpha=alpha, targets=chosen, seed=seed, unread=unread)
             else:
-                network.float().requires_grad_(True)
+                parts.thaw(network.float(), family.unread(network))
             if gradient_checkpointing:
                 network.enable_gradient_checkpointing()  # diffusers' own, non-reentrant
             execution.set_attention(network, attention, self.device)
