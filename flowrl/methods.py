@@ -25,8 +25,8 @@ def markdown() -> str:
     body += [
         "A method is a recipe: its difference from another. Settings are called what a run file calls them",
         "(`recipe.rollout.steps=12`). `flowrl explain KEY` prints a method with the code of its parts, and",
-        "`flowrl draw KEY` draws the tree that it rolls out. Counts are of one prompt in the first update, before rows",
-        "of advantage 0 are skipped.",
+        "`flowrl draw KEY` draws the tree that it rolls out. Counts are of one prompt in the first update, on an even",
+        "grid of noise levels, before rows of advantage 0 are skipped; `flowrl train` counts on the model's own.",
         "",
         *_table(("key", "method", "paper", "difference of", "what it is"), map(_entry, rows)),
     ]

@@ -77,6 +77,12 @@ def _check_rollout(recipe):
         raise ValueError("rollout.apart: noisy steps that stand apart do not land together; take out solver and tail.")
     if plan.tail is not None and plan.noisy is None:
         raise ValueError("rollout.tail has no effect: no step draws noise (rollout.noisy), so there is no last one.")
+    etas = [filled.number("eta") if filled else None for filled in (plan.noisy, plan.kernel)]
+    if None not in etas and etas[0] != etas[1]:
+        raise ValueError(
+            f"rollout.noisy.eta = {etas[0]} and rollout.kernel.eta = {etas[1]}: {plan.noisy.name} measures the noise "
+            "that the kernel draws. Set both to one value."
+        )
     if plan.by == "current" and plan.by_after:
         raise ValueError("rollout.by_after has no effect: rollout.by names no snapshot.")
 

@@ -240,6 +240,14 @@ def test_a_part_that_nobody_asks_for_is_refused(name, changes, said):
     assert str(caught.value).startswith(said)
 
 
+def test_jumps_are_merged_by_the_noise_that_the_kernel_draws():
+    """e_grpo: an eta of the kernel alone would leave the jumps as they were."""
+    changes = {"rollout.kernel.eta": 0.5}
+    with pytest.raises(ValueError, match=r"^rollout.noisy.eta = 0.7 and rollout.kernel.eta = 0.5: merged measures"):
+        changed(find("e_grpo")(), changes).check()
+    assert changed(find("e_grpo")(), changes | {"rollout.noisy.eta": 0.5}).check()
+
+
 def test_counts_of_rewards_may_serve_the_choice_of_prompts_alone():
     """superflow with another advantage: its memory is what allocate looks at."""
     assert changed(find("superflow")(), {"advantage": "grpo"}).check().track.name == "beta_counts"

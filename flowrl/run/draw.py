@@ -24,7 +24,6 @@ from flowrl.visual.ranks import Ranks, in_step
 from flowrl.visual.score import Score
 from flowrl.visual.table import earned
 from flowrl.visual.trainer import roll_out
-from samplers import schedules
 
 ON_THE_BASE = "bench"  # the run file that a bare recipe is drawn with
 
@@ -69,16 +68,16 @@ def tree(name: str, overrides: Sequence[str], prompt: str | None, output: Path |
     run, recipe, iteration = chosen.run, chosen.run.build_recipe(), chosen.iteration
     to = output or Path(f"{chosen.key}-tree.svg")
     files.check_output(to, "--output")
-    counts = plan.count(recipe, schedules.linear(recipe.rollout.steps), seed=run.seed, iteration=iteration)
+    device = pick_device(run.model.device)
+    train = read_prompts(run)[0]
+    example, number, score = _asked(run, prompt, device, recipe.pilot is not None)
+    policy = load_policy(run, Processes(device).device)
+    counts = plan.count(recipe, policy.sigmas(recipe.rollout.steps), seed=run.seed, iteration=iteration)
     if counts.leaves > tree_chart.MOST:
         raise ValueError(
             f"{counts.leaves} leaves, of which {tree_chart.MOST} at most can be told apart: lower recipe.rollout.roots "
             "or recipe.rollout.forks."
         )
-    device = pick_device(run.model.device)
-    train = read_prompts(run)[0]
-    example, number, score = _asked(run, prompt, device, recipe.pilot is not None)
-    policy = load_policy(run, Processes(device).device)
     groups = checkpoint.read(chosen.found.path) if chosen.found else None
     memory = restore(groups, policy, recipe.rollout.drawn_by(iteration)) if groups else {}
     whose = f"update {iteration + 1} of {name}" if chosen.found else "an update of the base model"

@@ -1,5 +1,6 @@
 """`flowrl draw`: the tree of a recipe, of a run file and of a run, with their weights and rewards."""
 
+import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -44,6 +45,19 @@ def test_a_recipe_is_drawn_on_the_embedded_base(command, tmp_path, key, leaves, 
     assert len(pictures(to)) == leaves and len(set(pictures(to))) > 1
     lines = [line for line in ElementTree.parse(to).iter(f"{SVG}path") if line.find(f"{SVG}title") is not None]
     assert len(lines) == transitions
+
+
+def test_what_is_counted_of_a_tree_is_counted_on_the_models_own_grid(tmp_path):
+    """e_grpo on one shifted by 3: jumps of other steps, and so other transitions than on an even grid."""
+    base, own = config.resolve("assets/shapes"), tmp_path / "own"
+    shutil.copytree(base, own)
+    scheduler = own / "scheduler" / "scheduler_config.json"
+    scheduler.write_text(scheduler.read_text().replace('"shift": 1.0', '"shift": 3.0'))
+    to, changes = tmp_path / "tree.svg", ["recipe.rollout.forks.children=2", "recipe.rollout.steps=8"]
+    draw.tree("e_grpo", [*changes, f"model.path={own}"], None, to)()
+    said = next(word for word in words(to) if "transitions" in word)
+    lines = [line for line in ElementTree.parse(to).iter(f"{SVG}path") if line.find(f"{SVG}title") is not None]
+    assert f" {len(lines)} transitions" in said and said.startswith(f"{len(pictures(to))} leaves")
 
 
 def test_a_tree_lies_in_the_working_directory_by_its_recipes_name(command, run_file, tmp_path, monkeypatch):
