@@ -133,7 +133,7 @@ def test_e_grpo_where_nothing_is_merged_is_tempflow_grpo_without_weights(gradien
     apart = changed(find("e_grpo")(), {"rollout.noisy.threshold": -1e9} | TWELVE)
     one = find("tempflow_grpo")().but(rollout={"steps": 16, "roots": 1}, penalties=(), snapshots={})
     one = changed(one, TWELVE | {"credit": "broadcast", "rollout.noisy": "window", "rollout.noisy.width": 1})
-    apart, one = (recipe.but(rollout={"noise": part(same)}) for recipe in (apart, one))
+    apart, one = (recipe.but(rollout={"noise": part(same)}, advantage=apart.advantage) for recipe in (apart, one))
     each = [gradient(changed(one, {"rollout.noisy.start": t})) for t in range(8)]
     assert equal(gradient(apart), sum(each) / 8) and not equal(gradient(apart), each[0])
 

@@ -146,7 +146,7 @@ def test_a_run_does_not_go_on_from_another_pipeline(base, pipe, tmp_path, part, 
         ({"recipe": "flow_grop"}, "Did you mean 'flow_grpo'?"),
         ({"bugdet": {}}, "bugdet: no such setting. Did you mean 'budget'?"),
         ({"updates": 0}, "budget.updates = 0"),
-        ({"model": object()}, "model is a object"),
+        ({"model": object()}, "model is of class object"),
     ],
 )
 def test_a_fault_is_a_value_error_before_anything_is_written(base, tmp_path, changes, said):

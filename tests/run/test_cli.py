@@ -41,7 +41,7 @@ def shell(*command, cwd, timeout=120, **environment):
         ("learning_rate=1e-4", ["learning_rate: no such setting.", "There is 'optimizer.learning_rate'."]),
         ("num-epochs=3", ["num-epochs: no such setting.", "Settings here: model, data,"]),
         ("budget.update=3", ["budget.update", "Did you mean 'updates'?"]),
-        ("model.loar_rank=3", ["model.loar_rank", "Settings here: path, train, lora,"]),
+        ("model.loar_rank=3", ["model.loar_rank", "Settings here: path, adapter, train, lora,"]),
         ("budget.updates=five", ["budget.updates = 'five'"]),
         ("model.dtype=fp32", ["model.dtype = 'fp32'", "Accepted: auto, float32,"]),
         ("rewards.shapse=1", ["reward 'shapse': no such reward.", "Did you mean 'shapes'?"]),
@@ -79,7 +79,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(refused, r
 def test_a_window_that_includes_the_last_step_is_refused(refused, run_file):
     """C26."""
     line = refused("train", run_file(), "recipe.rollout.noisy=window", "recipe.rollout.noisy.width=4")
-    assert "steps 0..3 does not fit" in line and "step 3 ends at sigma_next = 0" in line
+    assert "a window of 4 steps from step 0 on does not fit" in line and "step 3 ends at sigma_next = 0" in line
 
 
 @pytest.mark.parametrize(
