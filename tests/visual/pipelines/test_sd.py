@@ -5,7 +5,7 @@ import torch
 from tiny_pipelines.sd import first, unet
 
 from flowrl import randomness
-from flowrl.visual.pipelines import blueprint, contract, footprint, opening
+from flowrl.visual.pipelines import blueprint, contract, footprint
 from flowrl.visual.pipelines.sd import StableDiffusion
 from flowrl.visual.policy import Example
 from samplers import rollout
@@ -125,9 +125,3 @@ def test_memory_is_measured_without_weights(saved, name):
     plan = blueprint.read(saved(name))
     found = footprint.activations(plan.family(plan.pipe, size=16), torch.float32)
     assert 0 < found.block < found.checkpointed < found.kept
-
-
-def test_trainable_parameters_are_counted_without_reading_a_weight(policy_of, saved):
-    for train, rank in (("lora", 4), ("full", 0)):
-        counted = opening.count_trainable(saved("sd1.5"), rank=rank, targets=None)
-        assert counted == sum(p.numel() for _, p in policy_of("sd1.5", train=train).trainable())
