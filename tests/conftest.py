@@ -126,6 +126,7 @@ def loop():
         kept = learner(policy, micro_batch, reduce=lambda gradients: seen.extend(g.clone() for g in gradients))
         seen = []
         log = update(policy, recipe, kept, **changes)
-        return torch.cat([g.flatten() for g in seen]), log
+        flat = seen or [torch.zeros_like(p) for _, p in policy.trainable()]  # where nothing weighs there is no step
+        return torch.cat([g.flatten() for g in flat]), log
 
     return SimpleNamespace(examples=examples, score=score, learner=learner, update=update, gradient=gradient)

@@ -189,7 +189,7 @@ def test_a_guided_reference_sees_its_own_guidance(toy, loop):
     [
         ({"noising": None}, "noising is missing: points = on_noise"),
         ({"update": part(minibatches, count=2)}, "set update.whole_groups = true"),
-        ({"objective": part(forward.nft)}, "a part asks for a quantity that ends in _old"),
+        ({"objective": part(forward.nft)}, r"noising\.elbo = weighted has no effect: no part asks for elbo"),
         ({"rollout": {"by": "olf"}}, "rollout.by = 'olf': no such snapshot"),
         ({"rollout": {"noisy": flow_grpo().rollout.noisy}}, "rollout.kernel is missing"),
         ({"rollout": {"kernel": flow_grpo().rollout.kernel}}, "rollout.kernel has no effect: no step draws noise"),

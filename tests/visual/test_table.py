@@ -60,7 +60,7 @@ def test_a_jump_earns_the_sum_of_what_it_earns_in_each_granularity(toy, loop):
     table = RewardTable(reward, torch.ones(1), tree.group, torch.ones(len(reward)) > 0, ("any",))
     found = earned(recipe, tree, noisy, table, (0, 1), {}, Ranks(), seed=0, iteration=0)
     scores = reward.view(2, 8, 2, 12)  # prompt, step, stride, jump
-    z = (scores - scores.mean(-1, keepdim=True)) / (scores.std(-1, unbiased=False, keepdim=True) + 1e-4)
+    z = (scores - scores.mean(-1, keepdim=True)) / (scores.std(-1, keepdim=True) + 1e-8)
     points = recipe.points(tree=tree, advantage=found.advantage, weight=found.weights[0])
     jumps = tree.noisy.nonzero()[:, 0]
     ours = torch.zeros(len(tree.source)).scatter(0, points.columns["edge"][:, 0], points.columns["advantage"][:, 0])
