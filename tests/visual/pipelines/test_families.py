@@ -19,6 +19,8 @@ from samplers import rollout
 
 PROMPTS = ["a red circle", "two blue squares on the left of a green cross"]
 TINY = tiny()
+ALIKE = {"sd3.5", "flux-schnell", "sd2-v", "qwen-image-edit-2511", "wan-image", "wan2.2-5b"}  # another one's loop
+ONE_OF_EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in TINY]
 
 
 def examples_for(name, pictures=()):
@@ -139,7 +141,7 @@ def test_a_saved_adapter_does_in_plain_diffusers_what_it_does_here(policy_of, pl
     assert torch.equal(finals(again, examples, noise, 3, known.guidance[0]), trained)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_full_weights_are_saved_as_a_pipeline_of_the_same_class(policy_of, plain_of, pictures, tmp_path, name):
     known, policy, examples = TINY[name], policy_of(name, train="full"), examples_for(name, pictures)
     with torch.no_grad():
@@ -161,7 +163,7 @@ SMALL = {  # rollouts of a few network calls
 
 
 @pytest.mark.parametrize("recipe", SMALL)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_two_updates_move_the_weights(policy_of, pictures, loop, name, recipe):
     """The whole loop on the pipeline: ratio 1 at first, finite numbers, weights that move."""
     recipe = changed(find(recipe)(), SMALL[recipe]).check()
