@@ -11,6 +11,7 @@ FAMILIES = {  # class of diffusers: module and class of its adapter, imported wh
     "FluxKontextPipeline": ("flux_kontext", "FluxKontext"),
     "FluxPipeline": ("flux", "Flux"),
     "PixArtSigmaPipeline": ("pixart", "PixArtSigma"),
+    "QwenImageEditPlusPipeline": ("qwen_image_edit", "QwenImageEditPlus"),
     "QwenImagePipeline": ("qwen_image", "QwenImage"),
     "SanaPipeline": ("sana", "Sana"),
     "StableDiffusion3Pipeline": ("sd3", "StableDiffusion3"),
