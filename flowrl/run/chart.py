@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 
 Number = int | float
 WIDTH, HEIGHT = 860, 500
-LEFT, RIGHT, TOP, BOTTOM = 72, 620, 64, 440  # of the plot; names stand to its right
+LEFT, RIGHT, TOP, BELOW = 72, 620, 64, 60  # of the plot, BELOW from the lower end; names stand to its right
 ROW = 17  # between two names
 LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#4a3aa7", "#e34948", "#eda100", "#008300", "#e87ba4")
 DARK = ("#3987e5", "#d95926", "#199e70", "#9085e9", "#e66767", "#c98500", "#4caf50", "#d55181")
@@ -29,18 +29,20 @@ def chart(lines: Sequence[Line], *, title: str, note: str, x_label: str, y_label
     """The SVG; every line is named at its end with its last value, so that colour alone decides nothing."""
     values = [y for line in lines for y in (*(y for _, y in line.points), *(y for pair in line.band for y in pair))]
     xs, ys = ticks(0.0, max(x for line in lines for x, _ in line.points), 7), ticks(min(values), max(values), 8)
+    height = max(HEIGHT, TOP + ROW * len(lines))  # all names find room
+    bottom = height - BELOW
 
     def place(x, y):
         across, up = (x - xs[0]) / (xs[-1] - xs[0]), (y - ys[0]) / (ys[-1] - ys[0])
-        return LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - TOP)
+        return LEFT + across * (RIGHT - LEFT), bottom - up * (bottom - TOP)
 
     series = {f"s{i}": pair for i, pair in enumerate(zip(LIGHT, DARK, strict=True))}
-    body = [*page(WIDTH, HEIGHT, title, series)]
+    body = [*page(WIDTH, height, title, series)]
     body += [text(LEFT, 28, title, "ink", size=16, weight=600), text(LEFT, 48, note, "faint")]
-    body += _axes(xs, ys, place, x_label, y_label)
+    body += _axes(xs, ys, place, bottom, x_label, y_label)
     body += [part for i, line in enumerate(lines) for part in _band(i, line, place)]
     body += [part for i, line in enumerate(lines) for part in _line(i, line, place)]
-    return "\n".join([*body, *_names(lines, place), "</svg>", ""])
+    return "\n".join([*body, *_names(lines, place, height - 8), "</svg>", ""])
 
 
 def ticks(low: Number, high: Number, most: int) -> list[float]:
@@ -102,18 +104,18 @@ def text(
     )
 
 
-def _axes(xs, ys, place, x_label, y_label):
+def _axes(xs, ys, place, bottom, x_label, y_label):
     for y in ys:
         _, v = place(xs[0], y)
         yield f'<path class="grid-line" d="M{LEFT},{v:.1f}H{RIGHT}"/>'
         yield text(LEFT - 8, v + 4, number(y), "faint", anchor="end")
     for x in xs:
         u, _ = place(x, ys[0])
-        yield f'<path class="faint-line" d="M{u:.1f},{BOTTOM}v5"/>'
-        yield text(u, BOTTOM + 20, number(x), "faint", anchor="middle")
-    yield f'<path class="faint-line" d="M{LEFT},{BOTTOM}H{RIGHT}"/>'
-    yield text((LEFT + RIGHT) / 2, BOTTOM + 44, x_label, "ink", anchor="middle")
-    yield text(20, (TOP + BOTTOM) / 2, y_label, "ink", anchor="middle", turn="-90")
+        yield f'<path class="faint-line" d="M{u:.1f},{bottom}v5"/>'
+        yield text(u, bottom + 20, number(x), "faint", anchor="middle")
+    yield f'<path class="faint-line" d="M{LEFT},{bottom}H{RIGHT}"/>'
+    yield text((LEFT + RIGHT) / 2, bottom + 44, x_label, "ink", anchor="middle")
+    yield text(20, (TOP + bottom) / 2, y_label, "ink", anchor="middle", turn="-90")
 
 
 def _path(points):
@@ -137,11 +139,11 @@ def _mark(i, u, v):
     return f'<path class="s{colour} page-line" stroke-width="1" transform="translate({u:.1f} {v:.1f})" d="{shape}"/>'
 
 
-def _names(lines, place):
+def _names(lines, place, lowest):
     """The legend: every name beside the end of its line, moved apart where two would overlap."""
     ends = sorted((place(*line.points[-1]), i, line) for i, line in enumerate(lines))
     ends.sort(key=lambda end: end[0][1])
-    rows, lowest = [], HEIGHT - 8
+    rows = []
     for (_, v), *_ in ends:
         rows.append(max(v, rows[-1] + ROW) if rows else max(v, TOP))
     for k in reversed(range(len(rows))):  # what was pushed below the picture comes up again

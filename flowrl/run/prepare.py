@@ -236,7 +236,7 @@ def pick_device(wanted: str) -> str:
 def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bool = False) -> Policy:
     """The policy of model.path, or over a pipeline that is loaded already; `sharded` if it is distributed next."""
     model, lora = run.model, run.model.lora
-    settings = {"size": model.size, "frames": model.frames, "max_sequence_length": model.max_sequence_length}
+    settings = {name: getattr(model, name) for name in opening.DRAWN}
     settings |= {
         name: getattr(model, name) for name in ("adapter", "grid", "attention", "compile", "quantize", "offload")
     }

@@ -42,6 +42,7 @@ class Model(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     size: Positive | tuple[Positive, Positive] | None = None  # pixels: of a side, or (height, width)
     frames: Positive | None = None  # of a video
+    guidance_2: Rate | None = None  # of the second expert of a model that has two; default: the first's
     # the schedule of pipe(num_inference_steps) or of pipe(sigmas=linspace(1, 1/steps, steps))
     # or a shift: that of even steps from 1 to 0. Default of this and the above: the pipeline's own
     grid: Literal["pipeline", "linear"] | Annotated[float, Field(gt=0)] | None = None

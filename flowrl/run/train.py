@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -56,8 +57,12 @@ def train(prepared: Prepared) -> Result:
             if stopping.signal is None and (lost := prepared.processes.lost(fault)):
                 raise training.left_alone(lost) from fault
             if stopping.signal is None or (alone and not isinstance(fault, Stopped)):
+                training.leave()
                 raise
             raise training.stopped(together=isinstance(fault, Stopped)) from None
+        except Exception:
+            training.leave()
+            raise
         finally:
             training.trackers.close()
     return Result(prepared.policy.pipe, training.metrics.lines, training.directory)
@@ -245,6 +250,11 @@ class Training:
             except RuntimeError as fault:
                 said = f" {fault}"
         return self.stopping.stopped(f"interrupted; {self._kept()}.{said} Go on with: {self._command()}")
+
+    def leave(self) -> None:
+        """Take a directory away in which nothing stands yet, so that the next try may have its name."""
+        if self.prepared.processes.main and not self.metrics.lines and self.saved is None:
+            shutil.rmtree(self.directory)
 
     def left_alone(self, lost: PeerLost) -> PeerLost:
         """Wait for the checkpoint that is being written; no other one, since a device may hang in a broken sum."""

@@ -51,12 +51,13 @@ def test_every_line_is_named_with_its_last_value_and_the_band_surrounds_it():
     assert len(bands) == 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 13, 22])
+@pytest.mark.parametrize("count", [1, 2, 13, 22, 40])
 def test_names_keep_their_distance_and_stay_in_the_picture(count):
-    """What ends at the same score is pulled apart, and pushed up again at the lower edge."""
-    lines = [*crowd(count), Line("lowest", [(0, 0.5), (1e5, 0.4)])]
-    rows = [float(t.get("y")) for t in drawn(lines).iter(f"{SVG}text") if (t.text or "").startswith(("recipe_", "low"))]
-    assert len(rows) == count + 1 and all(0 < y < HEIGHT for y in rows)
+    """What ends at the same score is pulled apart, and pushed up again at the lower edge; a crowd makes it higher."""
+    root = drawn([*crowd(count), Line("lowest", [(0, 0.5), (1e5, 0.4)])])
+    rows = [float(t.get("y")) for t in root.iter(f"{SVG}text") if (t.text or "").startswith(("recipe_", "low"))]
+    assert len(rows) == count + 1 and all(0 < y < float(root.get("height")) for y in rows)
+    assert (float(root.get("height")) == HEIGHT) == (count < 40)
     assert all(b - a >= ROW - 1e-6 for a, b in zip(sorted(rows), sorted(rows)[1:], strict=False))
 
 

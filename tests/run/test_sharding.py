@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_pipelines import tiny
 
 from flowrl.run import sharding
 from flowrl.run.config import from_dict
@@ -176,6 +177,70 @@ process.close()
 def test_a_bf16_base_with_fp32_trainables_is_shared_out_and_snapshots_swap_in_place(real_processes):
     """D16 and D15: uneven shards too (seven rows on two processes); the network draws from what was exchanged."""
     for done in real_processes(MIXED):
+        assert done.code == 0, done.err
+
+
+FAMILIES = """
+import torch
+from flowrl import randomness
+from flowrl.run import sharding
+from flowrl.run.processes import Processes
+from flowrl.visual.pipelines import opening
+from flowrl.visual.policy import Example
+
+torch.set_num_threads(1)
+process = Processes("cpu", timeout=60, sharded=True)
+examples = [Example("a red circle"), Example("two blue squares")]
+
+def opened(case, rank, **place):
+    known = {"dtype": torch.float32, "device": torch.device("cpu"), "alpha": 8.0}
+    policy = opening.load(case["folder"], rank=rank, **known, **case["settings"], **place)
+    policy.guidance = case["guidance"]
+    for name, p in policy.trainable():
+        p.data.add_(0.1 * torch.randn(p.shape, generator=randomness.generator(0, name)))
+    return policy
+
+def check_places(plain, shards):
+    for name, network in shards.networks.items():
+        gathered = sum(isinstance(m, torch.distributed.fsdp.FSDPModule) for m in network.modules())
+        blocks = sum(type(m).__name__ in plain.family.BLOCKS for m in plain.networks[name].modules())
+        assert gathered == 1 + blocks > 1, name
+        here = sum(p.to_local().numel() for p in network.parameters())
+        assert here < 0.6 * sum(p.numel() for p in plain.networks[name].parameters()), name
+
+for case in CASES:
+    for rank in (4, 0):
+        plain, shards = opened(case, rank), opened(case, rank, sharded=True)
+        shards.distribute(process.share_out)
+        check_places(plain, shards)
+        noise, sigma = plain.noise(2, randomness.generator(1, "test")), torch.tensor(case["levels"][process.index])
+        one, two = drawn = [policy.velocity(noise, sigma, policy.encode(examples)) for policy in (plain, shards)]
+        assert (one - two).abs().max() < 1e-5 * one.abs().max(), case
+        [v.square().sum().backward() for v in drawn]
+        for (name, p), (other, q) in zip(plain.trainable(), shards.trainable(), strict=True):
+            total, found = p.grad.clone(), [q.grad]
+            torch.distributed.all_reduce(total)
+            process.sum_(found)
+            assert name == other and torch.allclose(sharding.whole(found[0]), total, rtol=1e-4, atol=1e-6), name
+        weights = sharding.in_host_memory(shards.weights(), keep=True)
+        assert all(torch.equal(x, weights[name]) for name, x in plain.weights().items())
+process.close()
+"""
+
+
+def test_the_blocks_of_flux_and_wan_are_shared_out_and_compute_the_same(real_processes, tmp_path):
+    """Outputs, the sum of gradients, and weights put together, of adapters and of all weights.
+
+    Of Wan 2.2 each process has rows of one expert alone.
+    """
+    cases = []
+    for name in ("flux-dev", "wan2.2"):
+        known, folder = tiny()[name], str(tmp_path / name)
+        known.build().save_pretrained(folder)
+        settings = {**known.settings, "size": known.sizes[0]}
+        cases.append({"folder": folder, "settings": settings, "guidance": known.guidance[1]})
+        cases[-1]["levels"] = [[0.95, 0.9], [0.5, 0.3]]  # of each process
+    for done in real_processes(FAMILIES.replace("CASES", repr(cases))):
         assert done.code == 0, done.err
 
 

@@ -282,6 +282,15 @@ def test_a_reward_that_fails_in_the_middle_of_an_evaluation_leaves_the_weights_a
     assert not all(torch.equal(a, b) for a, b in zip(seen["during"], seen["raw"], strict=True))
 
 
+def test_a_reward_that_fails_at_first_leaves_no_directory_and_the_next_try_has_its_name(prepared):
+    def spoiled(images):
+        raise RuntimeError("no key")
+
+    with pytest.raises(ValueError, match="raised RuntimeError: no key"):
+        train(prepared(functions={"redness": spoiled}))
+    assert train(prepared(budget={"updates": 1})).metrics[-1]["iteration"] == 1
+
+
 FAULTS = {
     "nan": (lambda scores: [math.nan, *scores[1:]], "returned 1 of 8 values that are not finite: image 0 (prompt '"),
     "none": (lambda scores: [*scores[:5], None, *scores[6:]], "image 5 (prompt '"),

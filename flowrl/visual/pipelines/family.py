@@ -24,6 +24,7 @@ class Family(ABC):
     size:                pixels, one number or (height, width); by default the pipeline's own
     frames:              of a video; by default FRAMES
     max_sequence_length: as in pipe(max_sequence_length=...); by default TOKENS
+    guidance_2:          scale of the second of two experts, where the first is guided; by default the same
     """
 
     PIPELINE: ClassVar[str]  # class of diffusers
@@ -42,6 +43,7 @@ class Family(ABC):
         size: int | Sequence[int] | None = None,
         frames: int | None = None,
         max_sequence_length: int | None = None,
+        guidance_2: float | None = None,
     ):
         if frames is not None and self.FRAMES is None:
             raise ValueError(f"model.frames = {frames} has no effect: {self.PIPELINE} draws pictures.")
@@ -49,7 +51,9 @@ class Family(ABC):
             raise ValueError(
                 f"model.max_sequence_length = {max_sequence_length} has no effect: {self.PIPELINE} has a fixed one."
             )
-        self.pipe = pipe
+        self.pipe, self.guidance_2 = pipe, guidance_2
+        if guidance_2 is not None and not self.two_scales():
+            raise ValueError(f"model.guidance_2 = {guidance_2:g} has no effect: this {self.PIPELINE} has one expert.")
         self.sharded = False  # where it is, every call runs all networks, as other processes may need their weights
         self.frames = 1 if self.FRAMES is None else frames or self.FRAMES
         self.max_sequence_length = self.TOKENS if max_sequence_length is None else max_sequence_length
@@ -162,8 +166,16 @@ class Family(ABC):
         """Whether guidance is an input of the network: one row per state instead of two."""
         return False
 
-    def guide(self, negative: Tensor, positive: Tensor, scale: float) -> Tensor:
-        """Classifier-free guidance; `scale` above 1."""
+    def two_scales(self) -> bool:
+        """Whether `guidance_2` has an effect."""
+        return False
+
+    def scale(self, guidance: float, sigma: Tensor) -> float | Tensor:
+        """That of rows at sigma [B], one for all or [B, 1, ...]; `guidance` above 1."""
+        return guidance
+
+    def guide(self, negative: Tensor, positive: Tensor, scale: float | Tensor) -> Tensor:
+        """Classifier-free guidance by what `scale` returned."""
         return negative + scale * (positive - negative)
 
     # Pictures

@@ -28,6 +28,9 @@ class Flux(Family):
         scale = self.pipe.vae_scale_factor
         return self.pipe.transformer.config.in_channels // 4, self.height // scale, self.width // scale
 
+    def longest(self):
+        return 512
+
     def encode(self, text, pictures, device):
         tokens, pooled, _ = self.pipe.encode_prompt(
             prompt=[text], prompt_2=None, device=device, max_sequence_length=self.max_sequence_length

@@ -12,7 +12,7 @@ from flowrl.visual.pipelines.parts import cast, modules, networks
 from flowrl.visual.pipelines.policy import PipelinePolicy
 
 DTYPES = (torch.float32, torch.bfloat16)
-DRAWN = ("size", "frames", "max_sequence_length")  # settings of a family; the others are the policy's
+DRAWN = ("size", "frames", "max_sequence_length", "guidance_2")  # settings of a family; the others are the policy's
 
 
 def load(

@@ -228,6 +228,7 @@ class PipelinePolicy:
     def _velocity(self, latents, sigma, rows):
         guided = self.rows_per_state == 2
         texts = [positive for positive, *_ in rows]
+        scale = self.family.scale(self.guidance, sigma)
         if guided:
             texts = [negative for _, negative in rows] + texts
             latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
@@ -236,7 +237,7 @@ class PipelinePolicy:
         guidance = torch.full_like(sigma, self.guidance) if self._embedded else None
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             out = self.family.velocity(latents.to(self.dtype), sigma, texts, guidance).float()
-        return self.family.guide(*out.chunk(2), self.guidance) if guided else out
+        return self.family.guide(*out.chunk(2), scale) if guided else out
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ class StableDiffusion3(Family):
         scale = self.pipe.vae_scale_factor
         return self.pipe.transformer.config.in_channels, self.height // scale, self.width // scale
 
+    def longest(self):
+        return 512
+
     def encode(self, text, pictures, device):
         tokens, _, pooled, _ = self.pipe.encode_prompt(
             prompt=[text], prompt_2=None, prompt_3=None, do_classifier_free_guidance=False, device=device,

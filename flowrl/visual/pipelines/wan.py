@@ -59,10 +59,10 @@ class Wan(Family):
         timestep, tokens = 1000 * sigma, stacked(texts, "tokens")
         if self.pipe.config.boundary_ratio is None:
             return _draw(self.pipe.transformer, latents, timestep, tokens)
-        noisy = timestep >= 1000 * self.pipe.config.boundary_ratio
+        noisy = self.noisy(sigma).cpu()  # the one wait of a call
         found, places, unused = [], [], 0.0
         for expert, rows in ((self.pipe.transformer, noisy), (self.pipe.transformer_2, ~noisy)):
-            at = rows.nonzero()[:, 0]
+            at = rows.nonzero()[:, 0].to(latents.device)
             if len(at):
                 found.append(_draw(expert, latents[at], timestep[at], tokens[at]))
                 places.append(at)
@@ -72,6 +72,18 @@ class Wan(Family):
                 unused = 0 * sum(p.sum() for p in expert.parameters() if p.requires_grad)
         return torch.cat(found)[torch.cat(places).argsort()] + unused
 
+    def noisy(self, sigma: Tensor) -> Tensor:
+        """[B] bool: which levels belong to the first of two experts."""
+        return 1000 * sigma >= 1000 * self.pipe.config.boundary_ratio
+
+    def two_scales(self):
+        return self.pipe.config.boundary_ratio is not None
+
+    def scale(self, guidance, sigma):
+        if self.guidance_2 is None:
+            return guidance
+        return sigma.new_full(sigma.shape, self.guidance_2).where(~self.noisy(sigma), guidance).view(-1, 1, 1, 1, 1)
+
     def decode(self, latents: Tensor) -> Tensor:
         config = self.pipe.vae.config
         mean, std = (latents.new_tensor(x).view(-1, 1, 1, 1) for x in (config.latents_mean, config.latents_std))
@@ -79,9 +91,9 @@ class Wan(Family):
 
     def draw(self, prompts, noise, steps, guidance, pictures):
         frames = self.pipe(
-            prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance, num_inference_steps=steps,
-            latents=noise, height=self.height, width=self.width, num_frames=self.frames,
-            max_sequence_length=self.max_sequence_length, output_type="pt",
+            prompt=prompts, negative_prompt=[""] * len(prompts), guidance_scale=guidance,
+            guidance_scale_2=self.guidance_2, num_inference_steps=steps, latents=noise, height=self.height,
+            width=self.width, num_frames=self.frames, max_sequence_length=self.max_sequence_length, output_type="pt",
         ).frames  # fmt: skip
         return frames if self.frames > 1 else frames[:, 0]
 

@@ -62,6 +62,11 @@ def test_a_size_between_patches_is_refused_with_its_neighbours(policy_of):
         policy_of("flux-dev", size=18)
 
 
+def test_more_tokens_than_the_pipeline_takes_are_refused(policy_of):
+    with pytest.raises(ValueError, match=r"model\.max_sequence_length = 513: FluxPipeline accepts up to 512\."):
+        policy_of("flux-dev", max_sequence_length=513)
+
+
 def test_a_grid_that_is_the_pipelines_own_is_refused(policy_of):
     with pytest.raises(ValueError, match=r"model\.grid = 'linear': FluxPipeline accepts pipeline"):
         policy_of("flux-dev", grid="linear")

@@ -315,6 +315,7 @@ def test_any_text_can_be_drawn(opened, prompt):
     [
         ({"size": 30}, "model.size = 30"),
         ({"size": 64}, "model.size = 64"),
+        ({"max_sequence_length": 513}, "model.max_sequence_length = 513: StableDiffusion3Pipeline accepts up to 512."),
         ({"grid": "karras"}, "model.grid = 'karras'"),
         ({"rank": 4, "targets": ("attn.to_qq",)}, "Did you mean 'attn.to_q'?"),
     ],

@@ -5,6 +5,7 @@ import torch
 from diffusers import UniPCMultistepScheduler
 
 from flowrl import randomness
+from flowrl.visual.pipelines import contract
 from flowrl.visual.pipelines.wan import Wan
 from flowrl.visual.policy import Example
 from samplers import rollout
@@ -61,6 +62,33 @@ def test_guidance_is_a_second_row_of_the_same_call(policy_of, spied):
             rollout(policy.velocity, noise, policy.encode([Example(p) for p in PROMPTS]), policy.sigmas(4))
         assert [[len(call.hidden_states) for call in each] for each in calls] == [[rows] * 2, [rows] * 2]
         calls[0].clear(), calls[1].clear()
+
+
+def test_each_expert_is_guided_by_its_own_scale_as_in_diffusers(policy_of, plain_of):
+    """guidance_2 is pipe(guidance_scale_2=...): rows below the boundary have it; the pictures are the pipeline's."""
+    policy, plain = policy_of("wan2.2", guidance_2=2.5), policy_of("wan2.2")
+    with torch.no_grad():
+        found = {g: ask_guided(plain, g) for g in (1.0, 4.0, 2.5)}
+        policy.guidance = 4.0
+        mixed = ask(policy, [0.9, 0.3])
+    assert torch.allclose(mixed[0], found[4.0][0]) and torch.allclose(mixed[1], found[2.5][1])
+    examples = [Example(p) for p in PROMPTS]
+    assert contract.pictures_apart(policy, examples, steps=4, guidance=4.0) < 1e-4
+    policy.family.guidance_2, other = 6.0, drawn(policy)
+    assert (drawn(policy) - other).abs().max() > 1e-3
+    with pytest.raises(ValueError, match=r"model\.guidance_2 = 3 has no effect: this WanPipeline has one expert"):
+        policy_of("wan2.1", guidance_2=3.0)
+
+
+def ask_guided(policy, guidance):
+    policy.guidance = guidance
+    return ask(policy, [0.9, 0.3])
+
+
+def drawn(policy):
+    noise = policy.noise(1, randomness.generator(0, "test"))
+    with torch.no_grad():
+        return rollout(policy.velocity, noise, policy.encode([Example(PROMPTS[0])]), policy.sigmas(4)).leaves()
 
 
 @pytest.mark.parametrize("sharded", [False, True])
