@@ -37,6 +37,8 @@ def load(
             f"model.quantize = {quantize}: quantised weights are frozen, and whole on every process. Accepted with it "
             "are model.train = lora and processes without FSDP."
         )
+    if quantize and device.type == "cpu" and not quantize.startswith("torchao"):
+        raise ValueError(f"model.quantize = {quantize} needs a GPU. Accepted here: torchao_8bit.")
     settings["quantized"] = quantize is not None
     family = family_of(Path(path), adapter)
     pipe = opened(Path(path), family, dtype, full=not rank, quantize=quantize)

@@ -30,7 +30,6 @@ def ask(policy):
     [
         ("attention", "xformers", "xformers"),
         ("attention", "flash", "flash_attn"),
-        ("quantize", "bitsandbytes_4bit", "bitsandbytes"),
         ("quantize", "torchao_8bit", "torchao"),
     ],
 )
@@ -98,6 +97,11 @@ def test_quantised_weights_stay_frozen_and_draw_nearly_the_same(saved, policy_of
 def test_quantised_weights_that_would_be_trained_or_shared_out_are_refused(saved, settings):
     with pytest.raises(ValueError, match=r"model\.quantize = torchao_8bit: quantised weights are frozen, and whole"):
         opening.load(saved("flux-dev"), dtype=torch.float32, device=CPU, alpha=1.0, quantize="torchao_8bit", **settings)
+
+
+def test_bitsandbytes_needs_a_gpu(policy_of):
+    with pytest.raises(ValueError, match=r"quantize = bitsandbytes_4bit needs a GPU\. Accepted here: torchao_8bit"):
+        policy_of("flux-dev", quantize="bitsandbytes_4bit")
 
 
 def test_a_loaded_pipeline_is_not_quantised_afterwards(plain_of):
