@@ -131,6 +131,24 @@ def test_an_adapter_of_another_family_is_one_line(policy_of, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", TINY)
+def test_activations_that_are_computed_twice_change_no_gradient(policy_of, examples_of, name):
+    """C95: diffusers' own gradient checkpointing, on every network that is trained."""
+    gradients = []
+    for checkpointing in (False, True):
+        policy = policy_of(name, gradient_checkpointing=checkpointing)
+        for key, parameter in policy.trainable():
+            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=randomness.generator(0, key)))
+        assert all(network.is_gradient_checkpointing == checkpointing for network in policy.networks.values())
+        latents = policy.noise(2, randomness.generator(0, "test"))
+        ids = policy.encode(examples_of(name, ["a", "b"]))
+        policy.velocity(latents, torch.tensor([0.9, 0.3]), ids).square().sum().backward()
+        gradients.append([p.grad for _, p in policy.trainable()])
+    for once, twice in zip(*gradients, strict=True):
+        torch.testing.assert_close(twice, once, rtol=1e-4, atol=1e-6)
+    assert max(float(x.abs().max()) for x in gradients[0]) > 1e-4
+
+
+@pytest.mark.parametrize("name", TINY)
 def test_what_is_offloaded_is_near_only_while_it_works(policy_of, examples_of, monkeypatch, name):
     """The encoders while texts are encoded, the autoencoder while pictures are; the networks never move."""
     policy, plain, moves = policy_of(name, offload=True), policy_of(name), []
