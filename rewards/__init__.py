@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rewards.answer import RewardError
 from rewards.call import ask
-from rewards.media import check_images, quantise
+from rewards.media import check_images, check_videos, quantise
 from rewards.nearest import did_you_mean
-from rewards.reward import MEDIA, Reward, check, check_weights, column_names, is_trained, sees
+from rewards.reward import MEDIA, Reward, by_frame, check, check_weights, column_names, is_trained, sees
 from rewards.table import RewardTable
 
 __all__ = [
@@ -118,20 +118,24 @@ def score(
     group: Int[Tensor, " N"],
     metadata: Mapping[str, list],
     *,
+    videos: Float[Tensor, "N F 3 H W"] | None = None,
     latents: Float[Tensor, "N *L"] | None = None,
     sigma: Float[Tensor, " N"] | None = None,
 ) -> RewardTable:
-    """What every reward says about every image, or about latents at noise levels `sigma`.
+    """What every reward says about every image or video, or about latents at noise levels `sigma`.
 
     `metadata` holds a list of N for each column of the prompt file.
 
-    Images are RGB in [0, 1] and are rounded to 8 bits first, so that a reward sees what a PNG holds.  ValueError for
-    images, lengths or weights that cannot be; RewardError for what a reward does or answers.
+    Pixels are RGB in [0, 1] and are rounded to 8 bits first, so that a reward sees what a PNG holds.  Of a video a
+    reward that knows images alone sees every frame; its score is their mean, where all could be scored (OUR READING).
+    ValueError for pixels, lengths or weights that cannot be; RewardError for what a reward does or answers.
     """
     weight = check_weights(rewards)
     if images is not None:
         check_images(images)
-    shown = {"images": images, "latents": latents, "sigma": sigma}
+    if videos is not None:
+        check_videos(videos)
+    shown = {"images": images, "videos": videos, "latents": latents, "sigma": sigma}
     shown = {name: rows for name, rows in shown.items() if rows is not None}
     what, n = next((name, len(rows)) for name, rows in shown.items())
     for name, rows in {**shown, "prompts": prompts, "group": group, **metadata}.items():
@@ -140,16 +144,34 @@ def score(
     values, valid = [], torch.ones(n, dtype=torch.bool)
     for reward in rewards:
         check(reward, metadata)
-        # Each reward gets its own copies: one that writes to its input must not change what the next one sees.
-        media = {name: quantise(rows) if name == "images" else rows.clone() for name, rows in shown.items()}
-        absent = sees(reward) - media.keys()
-        if absent:
-            raise ValueError(
-                f"reward {reward.name!r} asks for {', '.join(sorted(absent))}; there are only {', '.join(media)}"
-            )
-        media |= {"prompts": list(prompts), "group": group.clone()}
-        value, scored = ask(reward, media, {name: list(column) for name, column in metadata.items()})
+        value, scored = _asked(reward, shown, prompts, group, metadata)
         values.append(value)
         valid &= scored
     names = tuple(name for reward in rewards for name in column_names(reward))
     return RewardTable(torch.cat(values, dim=1), weight, group.cpu().long(), valid, names)
+
+
+def _asked(reward, shown, prompts, group, metadata):
+    """(value [N, C], valid [N]) of one reward."""
+    if "videos" in shown and by_frame(reward):
+        return _by_frame(reward, shown, prompts, group, metadata)
+    absent = sees(reward) - shown.keys()
+    if absent:
+        raise ValueError(
+            f"reward {reward.name!r} asks for {', '.join(sorted(absent))}; there are only {', '.join(shown)}"
+        )
+    # Each reward gets its own copies: one that writes to its input must not change what the next one sees.
+    media = {name: quantise(x) if name in ("images", "videos") else x.clone() for name, x in shown.items()}
+    media |= {"prompts": list(prompts), "group": group.clone()}
+    return ask(reward, media, {name: list(column) for name, column in metadata.items()})
+
+
+def _by_frame(reward, shown, prompts, group, metadata):
+    """The means over the frames of videos, each shown as an image with all that is known of its video."""
+    frames = shown["videos"].shape[1]
+    images = {"images": shown["videos"].flatten(0, 1)}
+    images |= {name: x.repeat_interleave(frames, 0) for name, x in shown.items() if name != "videos"}
+    texts, *columns = ([x for x in rows for _ in range(frames)] for rows in (prompts, *metadata.values()))
+    given = dict(zip(metadata, columns, strict=True))
+    value, valid = _asked(reward, images, texts, group.repeat_interleave(frames), given)
+    return value.unflatten(0, (-1, frames)).mean(1), valid.unflatten(0, (-1, frames)).all(1)

@@ -1,7 +1,8 @@
 """Pictures from one form to another, each conversion written once.
 
-An image is `Float[Tensor, "3 H W"]`, RGB in [0, 1]; images are `[N, 3, H, W]`.  A uint8 picture is `[N, H, W, 3]`
-in 0..255.  A value further than 1e-3 outside [0, 1], or NaN, is a ValueError wherever it comes in.
+An image is `Float[Tensor, "3 H W"]`, RGB in [0, 1]; images are `[N, 3, H, W]`, videos `[N, F, 3, H, W]`.  A uint8
+picture is `[N, H, W, 3]` in 0..255.  A value further than 1e-3 outside [0, 1], or NaN, is a ValueError wherever it
+comes in.
 """
 
 from collections.abc import Sequence
@@ -15,24 +16,34 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 TOLERANCE = 1e-3  # how far outside [0, 1] a decoder may round
+FRAMES_PER_SECOND = 16  # of the videos that are written; Wan 2.1's
 FORMS = "a list of PIL images, uint8 [N, H, W, 3] or float [N, 3, H, W] in [0, 1]"
 
 
 def check_images(images: Tensor) -> None:
     """Raise ValueError unless `images` is float [N, 3, H, W], N >= 1, in [0, 1] and without NaN."""
-    if images.ndim != 4 or images.shape[1] != 3 or images.numel() == 0 or not images.is_floating_point():
-        raise ValueError(f"images: {images.dtype} {list(images.shape)}; expected float [N, 3, H, W] in [0, 1], N >= 1")
-    broken = (~images.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+    _check(images, "image", 4, "[N, 3, H, W]")
+
+
+def check_videos(videos: Tensor) -> None:
+    """Raise ValueError unless `videos` is float [N, F, 3, H, W], N >= 1, in [0, 1] and without NaN."""
+    _check(videos, "video", 5, "[N, F, 3, H, W]")
+
+
+def _check(x, one, dimensions, form):
+    if x.ndim != dimensions or x.shape[-3] != 3 or x.numel() == 0 or not x.is_floating_point():
+        raise ValueError(f"{one}s: {x.dtype} {list(x.shape)}; expected float {form} in [0, 1], N >= 1")
+    broken = (~x.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
     if broken:
-        raise ValueError(f"images: NaN or infinity in image {_some(broken)} of {len(images)}")
-    low, high = (float(x) for x in torch.aminmax(images))
+        raise ValueError(f"{one}s: NaN or infinity in {one} {_some(broken)} of {len(x)}")
+    low, high = (float(limit) for limit in torch.aminmax(x))
     if low < -TOLERANCE or high > 1 + TOLERANCE:
         hint = ""
         if low >= -1 - TOLERANCE and high <= 1 + TOLERANCE:
-            hint = "; these look like [-1, 1]: give images / 2 + 0.5"
+            hint = f"; these look like [-1, 1]: give {one}s / 2 + 0.5"
         elif low >= -TOLERANCE and high > 2:
-            hint = "; these look like 0..255: give images / 255"
-        raise ValueError(f"images: values from {low:.4g} to {high:.4g}; expected [0, 1]{hint}")
+            hint = f"; these look like 0..255: give {one}s / 255"
+        raise ValueError(f"{one}s: values from {low:.4g} to {high:.4g}; expected [0, 1]{hint}")
 
 
 def _some(indices: list[int]) -> str:
@@ -67,8 +78,13 @@ def check_file(path: Path) -> None:
         raise ValueError(f"{str(path)!r} is no picture that can be read ({' '.join(str(error).split())}).") from None
 
 
-def quantise(images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 H W"]:
-    """New fp32 images on the 256 levels that a PNG can hold."""
+def stills(pictures: Float[Tensor, "N *F 3 H W"]) -> Float[Tensor, "N 3 H W"]:
+    """Images as they are; of videos the frame in the middle, to show one beside others."""
+    return pictures[:, pictures.shape[1] // 2] if pictures.ndim == 5 else pictures
+
+
+def quantise(images: Float[Tensor, "N *F 3 H W"]) -> Float[Tensor, "N *F 3 H W"]:
+    """New fp32 images or videos on the 256 levels that a PNG can hold."""
     return _levels(images) / 255
 
 
@@ -131,6 +147,14 @@ def picture_grid(images: Float[Tensor, "N 3 H W"], columns: int, scale: int = 1,
 
 def save_png(image: Float[Tensor, "3 H W"] | Image.Image, path: str | Path) -> None:
     (image if isinstance(image, Image.Image) else to_pil(image)).save(path, format="PNG")
+
+
+def save_moving(frames: Sequence[Image.Image], path: str | Path) -> None:
+    """An animated PNG, which any browser plays again and again; one frame is a picture."""
+    first, *rest = frames
+    if not rest:
+        return save_png(first, path)
+    first.save(path, format="PNG", save_all=True, append_images=rest, duration=1000 / FRAMES_PER_SECOND, loop=0)
 
 
 def before_after(before: str | Path, after: str | Path, path: str | Path) -> None:

@@ -1,9 +1,10 @@
 """A reward: a function, its name, its weight and what to do where it fails; and what can be checked before training.
 
-A reward is a function of any of `images`, `prompts`, `group`, `latents`, `sigma` and the metadata columns of the prompt
-file, found by name; a parameter with a default may be absent, and `**metadata` receives the columns that no parameter
-names.  The documented form is `(images, prompts, **metadata) -> list of numbers`; `(latents, sigma, prompts)` scores
-states on the way, too, without decoding them.  Every fault here is a ValueError of one line.
+A reward is a function of any of `images`, `videos`, `prompts`, `group`, `latents`, `sigma` and the metadata columns of
+the prompt file, found by name; a parameter with a default may be absent, and `**metadata` receives the columns that no
+parameter names.  The documented form is `(images, prompts, **metadata) -> list of numbers`; `(videos, prompts)` sees
+whole videos; `(latents, sigma, prompts)` scores states on the way, too, without decoding them.  Every fault here is a
+ValueError of one line.
 """
 
 import inspect
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from rewards.nearest import did_you_mean
 
-MEDIA = ("images", "prompts", "group", "latents", "sigma")
+MEDIA = ("images", "videos", "prompts", "group", "latents", "sigma")
 ON_ERROR = ("raise", "mask")
 
 
@@ -108,9 +109,14 @@ def check(reward: Reward, columns: Collection[str]) -> None:
 
 
 def sees(reward: Reward) -> frozenset[str]:
-    """Which of images and latents (with their noise level `sigma`, 0 where they are finished) it needs."""
+    """Which of images, videos and latents (with their noise level `sigma`, 0 where they are finished) it needs."""
     needed = {name for name, parameter in parameters(reward).items() if parameter.default is parameter.empty}
-    return frozenset({"latents" if name == "sigma" else name for name in needed} & {"images", "latents"})
+    return frozenset({"latents" if name == "sigma" else name for name in needed} & {"images", "videos", "latents"})
+
+
+def by_frame(reward: Reward) -> bool:
+    """Whether it sees the frames of a video one by one: it knows images, and nothing of videos."""
+    return "images" in parameters(reward) and "videos" not in parameters(reward)
 
 
 def parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:

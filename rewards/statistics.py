@@ -1,6 +1,6 @@
 """What pictures look like, whatever they show: numbers that drift when a reward is exploited, none of them a reward.
 
-Every function takes images [N, 3, H, W] in [0, 1] and returns a number for each.
+Every function takes images [N, 3, H, W] in [0, 1] and returns a number for each; `measure` takes videos, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,3 +53,10 @@ def high_frequency(images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, " N"]:
 STATISTICS: Mapping[str, Callable] = {
     function.__name__: function for function in (saturation, high_frequency, sharpness, contrast)
 }
+
+
+def measure(statistic: Callable, pictures: Float[Tensor, "N *F 3 H W"]) -> Float[Tensor, " N"]:
+    """A statistic of each image, or of each video as the mean over its frames."""
+    if pictures.ndim == 4:
+        return statistic(pictures)
+    return torch.stack([statistic(frames).mean() for frames in pictures])  # fp64 copies of one video at a time

@@ -89,7 +89,7 @@ def sample(
     to: Annotated[Path, typer.Option(help="picture to write")] = Path("sample.png"),
     guide: Annotated[int, typer.Option(help="draws of every step, of which the run's rewards choose one")] = 1,
 ) -> None:
-    """Draw pictures of prompts, or of the first held-out ones."""
+    """Draw pictures or videos of prompts, or of the first held-out ones."""
     from flowrl.run.use import sample as start
 
     print(start(run, overrides or (), prompt or [], weights, to, guide))

@@ -24,6 +24,7 @@ from flowrl.visual.ranks import Ranks, in_step
 from flowrl.visual.score import Score
 from flowrl.visual.table import earned
 from flowrl.visual.trainer import roll_out
+from rewards import media
 
 ON_THE_BASE = "bench"  # the run file that a bare recipe is drawn with
 
@@ -127,7 +128,7 @@ def grow(
         recipe, rolled, noisy, table, [number], memory, Ranks(), **named, state_reward=states, tracked=tracked
     )
     reward = torch.where(table.valid, table.total(), torch.nan)
-    return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, pictures.cpu())
+    return Grown(rolled, found.advantage, torch.stack(found.weights).sum(0) > 0, reward, media.stills(pictures).cpu())
 
 
 def _piloted(policy, recipe, candidates, score, memory, run, iteration):

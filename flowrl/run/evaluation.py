@@ -11,8 +11,8 @@ from flowrl import randomness
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks
 from flowrl.visual.score import Score, show
-from rewards.media import quantise
-from rewards.statistics import STATISTICS
+from rewards.media import quantise, stills
+from rewards.statistics import STATISTICS, measure
 from samplers import rollout
 
 
@@ -27,12 +27,13 @@ class Settings:
     batch_size: int
 
 
-def described(settings: Settings, pictures: Float[Tensor, "N 3 H W"], weights: str) -> dict[str, object]:
-    """C98: how the pictures of an evaluation were made, for its line and its log."""
+def described(settings: Settings, pictures: Float[Tensor, "N 3 H W"], weights: str, frames: int) -> dict[str, object]:
+    """C98: how the pictures or videos of an evaluation were made, for its line and its log."""
     height, width = pictures.shape[2:]
     return {
         "steps": settings.steps,
         "size": f"{width}x{height}",
+        **({"frames": frames} if frames > 1 else {}),
         "guidance": settings.guidance,
         "kernel": "ode",
         "weights": weights,
@@ -51,13 +52,13 @@ def sample(
     settings: Settings,
     first: int = 0,
     agree: Callable[[int], int] = lambda count: count,
-) -> Float[Tensor, "N 3 H W"]:
-    """`samples` pictures of each example, an example's next to each other; see finals."""
+) -> Float[Tensor, "N *F 3 H W"]:
+    """`samples` pictures or videos of each example, an example's next to each other; see finals."""
     return decoded(policy, finals(policy, examples, settings, first, agree), settings)
 
 
-def decoded(policy: Policy, latents: Float[Tensor, "N *L"], settings: Settings) -> Float[Tensor, "N 3 H W"]:
-    """The pictures of latents, on the CPU, a batch at a time."""
+def decoded(policy: Policy, latents: Float[Tensor, "N *L"], settings: Settings) -> Float[Tensor, "N *F 3 H W"]:
+    """The pictures or videos of latents, on the CPU, a batch at a time."""
     return torch.cat([policy.decode(some).cpu() for some in latents.split(settings.batch_size)])
 
 
@@ -99,6 +100,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Float[Tensor, "N 3 H W"]]:
     """({"eval/NAME": mean over the first `main` examples, "eval/NAME/TAG": by tag}, pictures of the first examples).
 
+    Of a video the picture is its middle frame.
+
     Every example counts once, whatever the number of processes. `eval/total` is the weighted sum of the rewards and
     `eval/stderr` its standard error over the prompts. `eval/diversity` is the mean distance between two pictures of
     one prompt (root mean square over pixels, 0..1); it needs two samples. `eval/image/NAME` is the mean of a statistic
@@ -119,11 +122,12 @@ def evaluate(
     log["eval/invalid"] = int((~valid).sum())
     log |= _total((value * table.weight).sum(1), valid & (owner < main), owner)
     for name, statistic in STATISTICS.items():
-        log[f"eval/image/{name}"] = float(ranks.gather(statistic(quantise(images)))[owner < main].mean())
+        found = measure(statistic, quantise(images))
+        log[f"eval/image/{name}"] = float(ranks.gather(found)[owner < main].mean())
     each_prompt = images.unflatten(0, (-1, settings.samples))
     if settings.samples > 1:
         log["eval/diversity"] = float(ranks.gather(_spread(each_prompt))[:main].mean())
-    return log, ranks.gather(each_prompt[: max(pictures - first, 0), 0])
+    return log, ranks.gather(stills(each_prompt[: max(pictures - first, 0), 0]))
 
 
 def _means(names, value, rows, suffix):
@@ -138,7 +142,7 @@ def _total(total: Float[Tensor, " N"], kept: Bool[Tensor, " N"], owner: Int[Tens
     return log | ({"eval/stderr": float(each.std() / len(each) ** 0.5)} if len(each) > 1 else {})
 
 
-def _spread(images: Float[Tensor, "P S 3 H W"]) -> Float[Tensor, " P"]:
+def _spread(images: Float[Tensor, "P S *F 3 H W"]) -> Float[Tensor, " P"]:
     """Mean over the pairs of a prompt's pictures of their root mean square difference."""
     flat = images.flatten(2)
     pairs = torch.combinations(torch.arange(flat.shape[1]))

@@ -12,7 +12,7 @@ from flowrl.recipe import Recipe
 from flowrl.run.evaluation import Settings
 from flowrl.visual.policy import Example, Policy
 from flowrl.visual.ranks import Ranks, in_step
-from flowrl.visual.score import Score, show
+from flowrl.visual.score import Score, looks, show
 from samplers import kernels
 from samplers.guided import guided
 
@@ -59,7 +59,7 @@ def sample_guided(
             kernel,
             worth,
             count=count,
-            ahead="images" in getattr(score, "sees", {"images"}),
+            ahead=looks(score),
             generators=[randomness.generator(settings.seed, "guidance", *name) for name in names],
         )
         pictures.append(policy.decode(finals).cpu())

@@ -108,6 +108,7 @@ def prepare(
     noise = _noise_of_few(run, counts.leaves // run.budget.prompts_per_update)
     negative = [f"reward {name} has the weight {w:g}: lower is better." for name, w in weights.items() if w < 0]
     policy = ready_policy(run, recipe, origin, processes, pipe)
+    scoring.check_frames(scores[1], policy.frames)
     few_steps = distilled(Path(pipe.config.get("_name_or_path") or "") if pipe else resolve(run.model.path))
     warnings = [*told, *warnings, *noise, *negative, *([few_steps] if few_steps else []), *policy.warnings(everybody)]
     learner = make_learner(run, policy, processes, optimizer)

@@ -66,10 +66,12 @@ class _Score:
         return frozenset().union(*map(rewards.sees, self.scorers))
 
     def __call__(
-        self, images: Tensor | None, examples: Sequence[Example], group: Tensor, **states: Tensor
+        self, pictures: Tensor | None, examples: Sequence[Example], group: Tensor, **states: Tensor
     ) -> rewards.RewardTable:
+        """pictures: images, or videos of one dimension more."""
         texts, given = [e.prompt for e in examples], prompts.columns(examples, self.columns)
-        return rewards.score(self.scorers, images if images is None else images.cpu(), texts, group, given, **states)
+        images, videos = (None if pictures is None or pictures.ndim != n else pictures.cpu() for n in (4, 5))
+        return rewards.score(self.scorers, images, texts, group, given, videos=videos, **states)
 
 
 def check_states(score: Score, recipe: Recipe) -> None:
@@ -77,8 +79,18 @@ def check_states(score: Score, recipe: Recipe) -> None:
     if recipe.estimate is None or "velocity" in recipe.estimate.needs:
         return
     for reward in score.scorers:
-        if "images" in rewards.sees(reward):
+        if not {"images", "videos"}.isdisjoint(rewards.sees(reward)):
             raise ValueError(
                 f"reward {reward.name!r} scores pictures alone, and estimate = {recipe.estimate.name} shows the noisy "
                 "latents of every step. Set recipe.estimate: clean_estimate, or let it ask for latents and sigma."
+            )
+
+
+def check_frames(score: Score, frames: int) -> None:
+    """ValueError where a reward on videos would be shown pictures."""
+    for reward in score.scorers:
+        if frames == 1 and "videos" in rewards.sees(reward):
+            raise ValueError(
+                f"reward {reward.name!r} scores videos, and this model draws pictures. Let it ask for images, or set "
+                "model.frames."
             )

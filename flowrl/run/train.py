@@ -305,7 +305,7 @@ def _evaluate(prepared, folder, done, progress):
     if processes.main:
         directory.save_pictures(pictures, directory.pictures(folder, done))
     means = {k: v for k, v in log.items() if k.count("/") == 1 and k != "eval/invalid"}
-    description = described(settings, pictures, "averaged" if prepared.ema else "current")
+    description = described(settings, pictures, "averaged" if prepared.ema else "current", policy.frames)
     progress.say(
         f"evaluation after {done} updates: "
         + "  ".join(f"{k} {v:.4f}" for k, v in means.items())

@@ -80,7 +80,8 @@ def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Cal
 
     def run_it():
         log, none = score_prompts(policy, test, score, settings, processes.ranks(), main=main, pictures=0)
-        return log | {"evaluation": described(settings, none, "base" if weights is None else str(weights))}
+        drawn_by = "base" if weights is None else str(weights)
+        return log | {"evaluation": described(settings, none, drawn_by, policy.frames)}
 
     return run_it
 
@@ -88,7 +89,7 @@ def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Cal
 def sample(
     file: str, overrides: Sequence[str], prompts: Sequence[str], weights: Path | None, to: Path, guide: int = 1
 ) -> str:
-    """Write a grid of pictures, a row per prompt if there are several samples, and say where.
+    """Write a grid of pictures, a row per prompt if there are several samples, and say where; of videos one that moves.
 
     guide: draws of every step, of which the run's rewards choose one; 1: no guidance, and along the ODE
     """
@@ -102,14 +103,17 @@ def sample(
     if guide > 1:
         kernel = step_kernel(recipe)
         score = scoring.make_score(scoring.load(scoring.declare(run, {}), examples, device), examples)
-        policy = _policy(run, weights, device)
+    policy = _policy(run, weights, device)
+    if guide > 1:
         pictures = sample_guided(policy, examples, settings, kernel, score, count=guide)
     else:
-        pictures = draw(_policy(run, weights, device), examples, settings)
+        pictures = draw(policy, examples, settings)
     columns = run.evaluation.samples if run.evaluation.samples > 1 else min(8, len(pictures))
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
-    media.save_png(media.picture_grid(pictures, columns=columns, scale=max(96 // pictures.shape[-1], 1)), to)
-    return f"{len(pictures)} pictures of {len(examples)} prompts in {to}"
+    frames = pictures.transpose(0, 1) if policy.frames > 1 else pictures[None]
+    scale = max(96 // pictures.shape[-1], 1)
+    media.save_moving([media.picture_grid(frame, columns=columns, scale=scale) for frame in frames], to)
+    return f"{len(pictures)} {'videos' if policy.frames > 1 else 'pictures'} of {len(examples)} prompts in {to}"
 
 
 def export(directory: Path, to: Path, which: str, merge: bool) -> Callable[[], str]:

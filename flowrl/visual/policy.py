@@ -35,6 +35,7 @@ class Policy(Protocol):
     forwards: int
     backwards: int
     guidance: float
+    frames: int  # of a sample; 1: it is a picture
     snapshots: "Snapshots"
 
     @property
@@ -43,7 +44,7 @@ class Policy(Protocol):
     def noise(self, n: int, generator: torch.Generator) -> Tensor: ...  # [n, *L], drawn on the CPU
     def sigmas(self, steps: int) -> Tensor: ...  # [steps + 1], 1 -> 0
     def velocity(self, latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor: ...  # [B,*L],[B],[B] -> [B,*L]
-    def decode(self, latents: Tensor) -> Tensor: ...  # [N, *L] -> [N, 3, H, W] in [0, 1]
+    def decode(self, latents: Tensor) -> Tensor: ...  # [N, *L] -> [N, 3, H, W] or videos [N, F, 3, H, W] in [0, 1]
     def trainable(self) -> list[tuple[str, nn.Parameter]]: ...
     def snapshot(self, name: str, rule: Snapshot, update: int) -> None: ...
     def at(self, name: str) -> AbstractContextManager: ...  # "current" or a snapshot's suffix

@@ -1,4 +1,4 @@
-"""What rewards are shown of latents: the pictures that they decode to, the latents and their noise level, or both."""
+"""What rewards are shown of latents: the pictures or videos that they decode to, themselves and their noise level."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,8 +8,13 @@ from torch import Tensor
 from flowrl.visual.policy import Example
 from rewards.table import RewardTable
 
-# Called (images, example of each, group of each), and with latents and sigma where its `sees` names "latents".
+# Called (pictures or videos, example of each, group of each); with latents and sigma where its `sees` names "latents".
 Score = Callable[..., RewardTable]
+
+
+def looks(score: Score) -> bool:
+    """Whether it looks at pictures or videos."""
+    return not {"images", "videos"}.isdisjoint(getattr(score, "sees", {"images"}))
 
 
 def show(
@@ -22,11 +27,11 @@ def show(
 ) -> RewardTable:
     """What the rewards say of latents at their noise levels, 0 by default.
 
-    Nothing is decoded for a score that looks at latents alone; its images are None.
+    Nothing is decoded for a score that looks at latents alone; its pictures are None.
     """
     sees = getattr(score, "sees", {"images"})
     if "latents" not in sees:
         return score(decode(latents), examples, group)
-    images = decode(latents) if "images" in sees else None
+    pictures = decode(latents) if looks(score) else None
     level = latents.new_zeros(len(latents)) if sigma is None else sigma
-    return score(images, examples, group, latents=latents, sigma=level)
+    return score(pictures, examples, group, latents=latents, sigma=level)

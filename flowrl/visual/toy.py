@@ -25,7 +25,7 @@ class ToyPolicy:
         for parameter in (*self.embed.parameters(), *self.net.parameters()):
             fan_in = parameter.shape[-1]
             parameter.data = (torch.randn(parameter.shape, generator=generator) / fan_in**0.5).to(dtype)
-        self.dtype, self.guidance = dtype, 1.0
+        self.dtype, self.guidance, self.frames = dtype, 1.0, 1
         self.forwards = self.backwards = 0
         self._fit(generator)
         self.snapshots = Snapshots([p for _, p in self.trainable()])

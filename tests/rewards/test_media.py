@@ -126,3 +126,31 @@ def test_a_saved_png_holds_the_quantised_image(images, tmp_path):
     media.save_png(media.to_pil(images[0]), tmp_path / "two.png")
     for name in ("one.png", "two.png"):
         assert torch.equal(media.from_pil([Image.open(tmp_path / name)]), media.quantise(images[:1]))
+
+
+def test_videos_are_checked_as_images_are_and_the_broken_one_is_named():
+    videos = torch.rand(3, 2, 3, 4, 4)
+    media.check_videos(videos)
+    videos[1, 1, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"^videos: NaN or infinity in video 1 of 3$"):
+        media.check_videos(videos)
+    with pytest.raises(ValueError, match=r"^videos: values from -1 to -1; .*give videos / 2 \+ 0\.5$"):
+        media.check_videos(-torch.ones(1, 2, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"^videos: torch.float32 \[3, 3, 4, 4\]; expected float \[N, F, 3, H, W\]"):
+        media.check_videos(torch.rand(3, 3, 4, 4))
+
+
+def test_the_still_of_a_video_is_the_frame_in_the_middle(images):
+    videos = torch.arange(5.0).view(1, 5, 1, 1, 1).expand(2, 5, 3, 4, 6) / 8
+    assert torch.equal(media.stills(videos), torch.full((2, 3, 4, 6), 2 / 8)) and media.stills(images) is images
+
+
+def test_a_file_of_frames_plays_all_of_them_for_ever_at_sixteen_a_second(tmp_path):
+    shades = [0, 100, 200]
+    media.save_moving([Image.new("RGB", (6, 4), (x, 0, 0)) for x in shades], tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as file:
+        assert file.format == "PNG" and file.n_frames == 3 and file.info["loop"] == 0
+        assert file.info["duration"] == 1000 / 16
+        for i, shade in enumerate(shades):
+            file.seek(i)
+            assert file.convert("RGB").getpixel((0, 0)) == (shade, 0, 0)

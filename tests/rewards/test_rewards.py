@@ -152,3 +152,47 @@ def test_images_of_half_precision_reach_a_reward_as_fp32():
 def test_importing_the_package_loads_no_model_library():
     code = "import rewards, sys; print([m for m in ('open_clip', 'transformers', 'torchvision') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+VIDEOS = torch.arange(12).view(2, 3, 2, 1, 1).repeat_interleave(2, -1)[:, :, :1].expand(2, 3, 3, 1, 2).float() / 255
+
+
+def first_frame(videos, prompts):
+    return videos[:, 0].flatten(1).mean(1) * 255 + torch.tensor([len(p) for p in prompts])
+
+
+def level(images, prompts, group, tag):
+    """A frame's level, and that everything known of its video comes with it."""
+    assert len(images) == len(prompts) == len(group) == len(tag) == 6
+    assert prompts == ["a"] * 3 + ["bb"] * 3 and group.tolist() == [4] * 3 + [7] * 3 and tag == [None] * 3 + ["t"] * 3
+    return {"level": images[:, 0].flatten(1).mean(1) * 255, "index": torch.arange(6.0)}
+
+
+def test_a_reward_on_videos_sees_them_whole_and_one_on_images_the_mean_over_frames():
+    loaded = [Reward("first", first_frame), Reward("each", level, {"level": 1.0, "index": 2.0})]
+    table = score(loaded, None, ["a", "bb"], torch.tensor([4, 7]), {"tag": [None, "t"]}, videos=VIDEOS)
+    assert table.names == ("first", "each_level", "each_index") and bool(table.valid.all())
+    assert table.value.tolist() == [[1.0, 2.0, 1.0], [8.0, 8.0, 4.0]]
+
+
+def test_a_video_with_a_frame_that_cannot_be_scored_is_invalid():
+    def broken(images):
+        return [float("nan") if i == 4 else 1.0 for i in range(len(images))]
+
+    with pytest.warns(UserWarning, match="1 of 6 values"):
+        table = score([Reward("b", broken, on_error="mask")], None, "ab", torch.tensor([0, 1]), {}, videos=VIDEOS)
+    assert table.valid.tolist() == [True, False]
+
+
+def test_a_reward_that_knows_both_takes_videos_as_they_are():
+    def both(images=None, videos=None):
+        assert images is None
+        return videos.flatten(1).mean(1)
+
+    table = score([Reward("both", both)], None, "ab", torch.tensor([0, 1]), {}, videos=VIDEOS)
+    assert (255 * table.value[:, 0]).tolist() == pytest.approx([2, 8])
+
+
+def test_a_reward_on_videos_is_not_given_pictures():
+    with pytest.raises(ValueError, match=r"reward 'first' asks for videos; there are only images"):
+        _score(Reward("first", first_frame))

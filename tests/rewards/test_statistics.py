@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rewards.statistics import STATISTICS, contrast, high_frequency, saturation, sharpness
+from rewards.statistics import STATISTICS, contrast, high_frequency, measure, saturation, sharpness
 
 SIDE = 32
 
@@ -69,3 +69,10 @@ def test_the_share_above_half_the_nyquist_frequency_is_that_of_the_short_waves()
 def test_each_picture_has_its_own_number():
     images = torch.cat([checkerboard(0.1), checkerboard(0.4)]).float()
     assert contrast(images).tolist() == pytest.approx([0.1, 0.4], rel=1e-5)
+
+
+def test_of_a_video_a_statistic_is_the_mean_over_its_frames():
+    videos = torch.rand(2, 4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    each = contrast(videos.flatten(0, 1)).view(2, 4)
+    assert torch.equal(measure(contrast, videos), each.mean(1))
+    assert torch.equal(measure(contrast, videos[:, 0]), each[:, 0])

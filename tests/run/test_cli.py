@@ -282,7 +282,9 @@ def test_import_and_help_are_quick_and_load_no_model_library(tmp_path, what):
     assert min(took) <= 0.7, took
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_leaves_whole_files_a_checkpoint_and_a_command_that_works(run_file, tmp_path, number, code):
     """C69: one line on stderr, no process left behind; the command that is printed goes on from there."""
     path = run_file(

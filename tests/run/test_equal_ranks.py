@@ -80,7 +80,10 @@ def alone(real_processes, tmp_path_factory):
     return made(real_processes, tmp_path_factory.mktemp("alone"), 1, False)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["replicas", "shards"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(False, id="replicas"), pytest.param(True, id="shards", marks=pytest.mark.slow)],
+)
 def together(request, real_processes, tmp_path_factory):
     return made(real_processes, tmp_path_factory.mktemp("together"), 2, request.param)
 

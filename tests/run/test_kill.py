@@ -145,6 +145,7 @@ def assert_same(one, other):
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_three_kills_change_nothing(settings, tmp_path):
     """In rollout, training and evaluation."""
     died = kill_and_compare(settings, "flow_grpo", tmp_path, kills=3, updates=4)

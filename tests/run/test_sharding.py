@@ -59,7 +59,10 @@ def settings(world, base, tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * ("full weights" in name)) for name in CASES],
+)
 def both(request, real_processes, settings, tmp_path_factory):
     """(directory of a run on one process, of the same one on two with shards, stopped after one update and resumed)."""
     folder = tmp_path_factory.mktemp("shards")

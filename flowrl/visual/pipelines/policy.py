@@ -117,6 +117,11 @@ class PipelinePolicy:
         self.sharded = self.family.sharded = True
         self.snapshots = self._snapshots()
 
+    @property
+    def frames(self) -> int:
+        """Of a sample; 1: it is a picture."""
+        return self.family.frames
+
     # Texts
 
     @property
@@ -246,12 +251,12 @@ class PipelinePolicy:
         """
         pictures = []
         with self._near(*self._vae):
-            for chunk in latents.split(1 if self.family.frames > 1 else self.batch_size):
+            for chunk in latents.split(1 if self.frames > 1 else self.batch_size):
                 raw = self.family.decode(chunk).float()
                 pictures.append(((raw / 2 + 0.5).clamp(0, 1) * 255).round().byte())
         out = torch.cat(pictures)
         if out.ndim == 5:
-            out = out.transpose(1, 2) if self.family.frames > 1 else out[:, :, 0]
+            out = out.transpose(1, 2) if self.frames > 1 else out[:, :, 0]
         return out.float() / 255
 
     # Weights
