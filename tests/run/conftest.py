@@ -2,15 +2,13 @@
 
 import copy
 import json
-import os
 import socket
-import subprocess
 import sys
 import time
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 
 from flowrl.run.config import from_dict, resolve
@@ -151,12 +149,8 @@ def real_processes():
 
     def start(rank, count, port, code, more):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", **more} | (
-            {n: str(x) for n, x in places.items()} if count > 1 else {}
-        )
-        command = [sys.executable, "-c", code]
-        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        environment = {"MASTER_ADDR": "127.0.0.1", **more}
+        return forks.start(code, **environment, **({n: str(x) for n, x in places.items()} if count > 1 else {}))
 
     def run(code, ranks=(0, 1), count=2, **environment):
         with socket.socket() as free:
@@ -164,16 +158,13 @@ def real_processes():
             port = free.getsockname()[1]
         began, processes = time.monotonic(), [start(rank, count, port, code, environment) for rank in ranks]
         try:
-            said = [process.communicate(timeout=100) for process in processes]
+            done = [forks.end(process, timeout=100) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-        return [
-            SimpleNamespace(
-                code=process.returncode, out=out, err=err, seconds=time.monotonic() - began,
-                lines=[line for line in err.splitlines() if line.startswith("flowrl")],
-            )
-            for process, (out, err) in zip(processes, said, strict=True)
-        ]  # fmt: skip
+        for each in done:
+            each.seconds = time.monotonic() - began
+            each.lines = [line for line in each.err.splitlines() if line.startswith("flowrl")]
+        return done
 
     return run

@@ -8,10 +8,9 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -89,16 +88,10 @@ def killer(phase, nth):
 
 
 def in_a_child(settings, directory, *doom):
-    """The exit status of `run_on` in a process of its own, negative for a signal; doom: the phase and the event.
-
-    Not a fork: what other tests have left in this process, threads among it, would be in the child too.
-    """
-    asked = json.dumps({"settings": settings, "directory": str(directory), "doom": doom})
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    child = [sys.executable, __file__, asked]
-    return subprocess.run(
-        child, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, check=False
-    ).returncode
+    """The exit status of `run_on` in a process of its own, negative for a signal; doom: the phase and the event."""
+    doomed = f", killer(*{doom!r})" if doom else ""
+    code = f"from tests.run.test_kill import *\nrun_on({settings!r}, Path({str(directory)!r}){doomed})"
+    return forks.end(forks.start(code), timeout=100).code
 
 
 def kill_and_compare(settings, recipe, folder, kills, updates, seed=0):
@@ -167,9 +160,3 @@ def test_a_kill_in_the_middle_of_a_checkpoint_changes_nothing(settings, tmp_path
 def test_many_kills_change_nothing(settings, tmp_path, recipe):
     died = kill_and_compare(settings, recipe, tmp_path, kills=KILLS, updates=KILLS)
     assert len(died) == KILLS and {phase for phase, _ in died} == set(PHASES)
-
-
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    run_on(given["settings"], Path(given["directory"]), *([killer(*given["doom"])] if given["doom"] else []))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
+import pytest
 import torch
 from diffusers import DiffusionPipeline
 
@@ -24,6 +25,7 @@ MODULES = (
     "wan",
     "z_image",
 )
+ALIKE = {"sd3.5", "flux-schnell", "sd2-v", "qwen-image-edit-2511", "wan-image", "wan2.2-5b"}  # beside another variant
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,8 @@ def tiny() -> dict[str, Tiny]:
     for module in MODULES:
         found |= import_module(f"tiny_pipelines.{module}").VARIANTS
     return found
+
+
+def one_of_each() -> list:
+    """Parameters of a test: all names, of which those that differ little from another one's are slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in tiny()]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from diffusers.utils import load_image
-from tiny_pipelines import tiny
+from tiny_pipelines import one_of_each, tiny
 
 from flowrl import randomness
 from flowrl.changes import changed
@@ -18,9 +18,10 @@ from rewards.table import RewardTable
 from samplers import rollout
 
 PROMPTS = ["a red circle", "two blue squares on the left of a green cross"]
-TINY = tiny()
-ALIKE = {"sd3.5", "flux-schnell", "sd2-v", "qwen-image-edit-2511", "wan-image", "wan2.2-5b"}  # another one's loop
-ONE_OF_EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in TINY]
+TINY, ONE_OF_EACH = tiny(), one_of_each()
+WAYS = [(place, steps, which) for place in (0, 1) for steps in (3, 4) for which in (0, 1)]  # size, steps, guidance
+CORNERS = ((0, 3, 1), (1, 4, 0))  # each of both once
+EVERY_WAY = [pytest.param(*way, marks=[pytest.mark.slow] * (way not in CORNERS)) for way in WAYS]
 
 
 def examples_for(name, pictures=()):
@@ -63,9 +64,7 @@ def by_diffusers(pipe, policy, examples, noise, steps, guidance):
     return contract.drawn(family, [e.prompt for e in examples], noise.clone(), steps, guidance, seen)
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["unguided", "guided"])
-@pytest.mark.parametrize("steps", [3, 4])
-@pytest.mark.parametrize("place", [0, 1], ids=["default-size", "other-size"])
+@pytest.mark.parametrize(("place", "steps", "which"), EVERY_WAY)
 @pytest.mark.parametrize("name", TINY)
 def test_the_ode_rollout_draws_what_the_pipeline_draws(policy_of, plain_of, pictures, name, place, steps, which):
     """The same noise gives the same pixels to 1e-4, and they follow the text."""
@@ -81,14 +80,14 @@ def test_the_ode_rollout_draws_what_the_pipeline_draws(policy_of, plain_of, pict
     assert (swapped - latents).abs().max() > 1e-3, "pictures do not follow the text"
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_guidance_changes_what_is_drawn(policy_of, pictures, name):
     policy, examples = policy_of(name), examples_for(name, pictures)
     one, other = (finals(policy, examples, noise_of(policy, 2), 3, g) for g in TINY[name].guidance)
     assert (one - other).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_row_does_not_depend_on_its_batch_nor_on_the_others_sigma(policy_of, pictures, name):
     policy, examples = policy_of(name), examples_for(name, pictures)
     policy.guidance = TINY[name].guidance[1]
@@ -100,7 +99,7 @@ def test_a_row_does_not_depend_on_its_batch_nor_on_the_others_sigma(policy_of, p
     assert policy.forwards == 4 * policy.rows_per_state
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_replayed_log_prob_is_the_recorded_one(policy_of, pictures, name):
     """Bit for bit in fp32 at equal shapes; with a bf16 base the ratio stays within 1e-3."""
     for dtype, most in ((torch.float32, 0.0), (torch.bfloat16, 1e-3)):
@@ -118,7 +117,7 @@ def test_a_replayed_log_prob_is_the_recorded_one(policy_of, pictures, name):
         assert float((replayed - tree.log_prob[edge]).exp().sub(1).abs().max()) <= most
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if TINY[name].lora])
+@pytest.mark.parametrize("name", [each for each in ONE_OF_EACH if TINY[each.values[0]].lora])
 def test_a_saved_adapter_does_in_plain_diffusers_what_it_does_here(policy_of, plain_of, pictures, tmp_path, name):
     """C58: effect and strength, with alpha twice the rank."""
     known, policy, examples = TINY[name], policy_of(name), examples_for(name, pictures)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_pipelines import tiny
+from tiny_pipelines import one_of_each, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl import randomness
@@ -47,7 +47,7 @@ def drawn(policy, examples, steps=3):
         return rollout(policy.velocity, noise, policy.encode(examples), policy.sigmas(steps)).leaves()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", one_of_each())
 def test_a_distinct_prompt_is_encoded_once_in_a_run(policy_of, examples_of, monkeypatch, name):
     """Counted where the pipeline is asked: two prompts, and the empty one that guidance leads away from."""
     policy, asked, inside = policy_of(name), [], []
@@ -84,7 +84,7 @@ class Scalars(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", one_of_each())
 def test_the_denoising_loop_looks_at_no_number(policy_of, examples_of, name):
     """Beside what the network itself does, six steps look at as many numbers as three."""
     policy, counts = policy_of(name), []
@@ -106,7 +106,7 @@ def test_the_denoising_loop_looks_at_no_number(policy_of, examples_of, name):
     assert counts[0] == counts[1], counts
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", one_of_each())
 def test_unusual_texts_are_drawn_beside_usual_ones_and_counted(policy_of, examples_of, name):
     """C75: of any length and script, in one batch; each is what it is alone, and the long one is told of."""
     policy, examples = policy_of(name), examples_of(name, UNUSUAL)
@@ -130,7 +130,7 @@ def test_an_adapter_of_another_family_is_one_line(policy_of, tmp_path, name):
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", one_of_each())
 def test_activations_that_are_computed_twice_change_no_gradient(policy_of, examples_of, name):
     """C95: diffusers' own gradient checkpointing, on every network that is trained."""
     gradients = []
@@ -148,7 +148,7 @@ def test_activations_that_are_computed_twice_change_no_gradient(policy_of, examp
     assert max(float(x.abs().max()) for x in gradients[0]) > 1e-4
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", one_of_each())
 def test_what_is_offloaded_is_near_only_while_it_works(policy_of, examples_of, monkeypatch, name):
     """The encoders while texts are encoded, the autoencoder while pictures are; the networks never move."""
     policy, plain, moves = policy_of(name, offload=True), policy_of(name), []
