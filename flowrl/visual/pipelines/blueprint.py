@@ -40,9 +40,10 @@ def read(path: Path, adapter: str | None = None) -> Blueprint:
         index = read_index(path)
         said, parts = index.pop("_class_name"), {n: x for n, x in index.items() if isinstance(x, list)}
         found = {n: (library, kind, path / n) for n, (library, kind) in parts.items() if library is not None}
+        settings = {n: x for n, x in index.items() if n not in parts}
     elif path.name in known():
-        page = json.loads((ARCHITECTURES / f"{path.name}.json").read_text(encoding="utf-8"))
-        said, found = page["pipeline"], {n: tuple(entry) for n, entry in page["components"].items()}
+        page = _page(path.name)
+        said, found, settings = page["pipeline"], page["components"], page["settings"]
     else:
         raise ValueError(
             f"model.path = {str(path)!r}: no such folder. {nearest(path.name, known())}Known without their weights: "
@@ -52,8 +53,22 @@ def read(path: Path, adapter: str | None = None) -> Blueprint:
     family = families.find(said, f"model.path = {str(path)!r}", adapter)
     components = {name: _built(*entry) for name, entry in found.items()}
     accepted = [name for name in family.pipeline().__init__.__annotations__ if name != "return"]
-    absent = {name: None for name in accepted if name not in components}
-    return Blueprint(family.pipeline()(**absent | components), family)
+    given = components | {name: x for name, x in settings.items() if name in accepted}
+    absent = {name: None for name in accepted if name not in given}
+    return Blueprint(family.pipeline()(**absent | given), family)
+
+
+def _page(name):
+    """A published model; where it is said to be `as` another one, what it differs in stands on top of that."""
+    page = json.loads((ARCHITECTURES / f"{name}.json").read_text(encoding="utf-8"))
+    page = {"settings": {}, **page}
+    if "as" not in page:
+        return page
+    other, components = _page(page["as"]), {}
+    for part, entry in (other["components"] | page["components"]).items():
+        *kind, config = other["components"].get(part, entry)
+        components[part] = entry if isinstance(entry, list) else [*kind, config | entry]
+    return {**other, **page, "components": components}
 
 
 def _built(library, kind, config):

@@ -34,14 +34,16 @@ def activations(family: Family, dtype: torch.dtype) -> Activations:
     ledger = Ledger([p for network in networks.values() for p in network.parameters()])
     for network in networks.values():
         ledger.watch(network, family.BLOCKS)
-    fused = mock.patch.object(
-        nn.functional, "scaled_dot_product_attention", lambda q, k, v, *_, **__: Fused.apply(q, k, v)
-    )
+    fused = mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused)
     with fused, torch.autograd.graph.saved_tensors_hooks(ledger.saved, lambda x: x):
         family.velocity(latents, sigma, [text], guidance if family.embeds_guidance() else None)
     block = max(ledger.inside.values(), default=0)
     outside = ledger.total - sum(ledger.inside.values())
     return Activations(ledger.total, outside + ledger.inputs + block, block)
+
+
+def _fused(query, key, value, *_, **__):
+    return Fused.apply(query, key, value)
 
 
 class Fused(torch.autograd.Function):

@@ -57,7 +57,7 @@ class Wan(Family):
 
     def velocity(self, latents, sigma, texts, guidance):
         timestep, tokens = 1000 * sigma, stacked(texts, "tokens")
-        if self.pipe.config.boundary_ratio is None:
+        if self.pipe.config.boundary_ratio is None or sigma.is_meta:  # without a level the first stands for both
             return _draw(self.pipe.transformer, latents, timestep, tokens)
         noisy = self.noisy(sigma).cpu()  # the one wait of a call
         found, places, unused = [], [], 0.0

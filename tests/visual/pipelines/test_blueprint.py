@@ -4,16 +4,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from tiny_pipelines import one_of_each, tiny
 
 from flowrl.visual.pipelines import blueprint, footprint, parts
 from flowrl.visual.policy import Example
 
 PARAMETERS = {  # of the networks that are trained, as their publishers and diffusers count them
-    "stable-diffusion-3.5-medium": 2_243_171_520,
+    "FLUX.1-Kontext-dev": 11_901_408_320,
     "FLUX.1-dev": 11_901_408_320,
+    "FLUX.1-schnell": 11_891_178_560,
+    "FLUX.2-klein-4B": 3_875_544_576,
+    "FLUX.2-klein-base-4B": 3_875_544_576,
+    "PixArt-Sigma-XL-2-1024-MS": 610_856_096,
     "Qwen-Image": 20_430_401_088,
-    "stable-diffusion-xl-base-1.0": 2_567_463_684,
+    "Qwen-Image-Edit-2509": 20_430_401_088,
+    "Qwen-Image-Edit-2511": 20_430_401_088,
+    "Sana_1600M_1024px_diffusers": 1_604_462_752,
     "Wan2.1-T2V-1.3B-Diffusers": 1_418_996_800,
+    "Wan2.1-T2V-14B-Diffusers": 14_288_491_584,
+    "Wan2.2-T2V-A14B-Diffusers": 2 * 14_288_491_584,
+    "Wan2.2-TI2V-5B-Diffusers": 4_999_787_712,
+    "Z-Image": 6_154_908_736,
+    "Z-Image-Turbo": 6_154_908_736,
+    "stable-diffusion-2-1": 865_910_724,
+    "stable-diffusion-3.5-large": 8_056_627_520,
+    "stable-diffusion-3.5-medium": 2_243_171_520,
+    "stable-diffusion-v1-5": 859_520_964,
+    "stable-diffusion-xl-base-1.0": 2_567_463_684,
 }
 
 
@@ -54,6 +72,27 @@ def test_shapes_alone_tell_what_the_real_network_keeps(opened):
         with torch.autograd.graph.saved_tensors_hooks(ledger.saved, lambda x: x):
             policy.velocity(latents, torch.full((rows,), 0.5), ids)
         assert ledger.total == pytest.approx(rows * expected.kept, rel=0.05)
+
+
+@pytest.mark.parametrize("name", one_of_each())
+def test_shapes_tell_what_a_network_of_any_family_keeps(saved, policy_of, monkeypatch, name):
+    """All weights trained; attention is counted as fused, and the rest of the shapes is a text's own."""
+    plan, policy = blueprint.read(saved(name)), policy_of(name, train="full")
+    for network in parts.networks(plan.pipe, plan.family.NETWORKS).values():
+        parts.thaw(network, plan.family.unread(network))
+    family = plan.family(plan.pipe, **tiny()[name].settings, size=tiny()[name].sizes[0])
+    picture = Image.new("RGB", (160, 128))
+    text = policy.family.encode("a red circle", [picture] if tiny()[name].conditioned else [], policy.device)
+    assert set(family.blank()) == set(text) and all(x.is_meta for x in family.blank().values())
+    monkeypatch.setattr(family, "blank", lambda: {key: torch.empty_like(x, device="meta") for key, x in text.items()})
+    expected = footprint.activations(family, torch.float32)
+    networks = policy.networks.values()
+    ledger = footprint.Ledger([x for n in networks for x in (*n.parameters(), *n.buffers())])
+    latents = policy.noise(1, torch.Generator().manual_seed(0))
+    guidance = torch.full((1,), 3.5) if policy.family.embeds_guidance() else None
+    with torch.autograd.graph.saved_tensors_hooks(ledger.saved, lambda x: x):
+        policy.family.velocity(latents, torch.full((1,), 0.95), [text], guidance)
+    assert ledger.total == pytest.approx(expected.kept, rel=0.06)
 
 
 def test_checkpointing_keeps_what_goes_into_blocks_and_the_inside_of_one(opened):
