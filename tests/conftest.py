@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 from types import SimpleNamespace
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
@@ -69,8 +70,21 @@ def pytest_generate_tests(metafunc):
 def pytest_configure(config):
     config.addinivalue_line("markers", "representative: the recipes that are not in REPRESENTATIVE are slow here")
     config.addinivalue_line(
+        "markers", "long: whole runs, in half the time without checks of shapes; shorter tests check those"
+    )
+    config.addinivalue_line(
         "markers", "menu(package, ...): `public` runs through the public functions of these packages"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Shapes are checked in every test but the long ones."""
+    jaxtyping.config.update("jaxtyping_disable", bool(item.get_closest_marker("long")))
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

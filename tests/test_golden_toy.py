@@ -13,6 +13,8 @@ import torch
 
 from flowrl.recipes import catalogue
 
+pytestmark = pytest.mark.long
+
 FILE = Path(__file__).parent / "golden" / "toy.json"
 
 

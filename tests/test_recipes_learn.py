@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("size", [1, 64])
 def test_the_ratio_is_one_before_the_first_update(toy, loop, recipe, size):

@@ -16,6 +16,8 @@ from samplers import schedules
 class ToyPolicy:
     """Policy protocol over a small MLP; data is N(0, 0.7^2) before any training, the same for every prompt."""
 
+    frames = 1
+
     def __init__(self, prompts: int = 4, hidden: int = 64, seed: int = 0, dtype: torch.dtype = torch.float32):
         generator = torch.Generator().manual_seed(seed)
         self.embed = nn.Embedding(prompts, 8)
@@ -25,7 +27,7 @@ class ToyPolicy:
         for parameter in (*self.embed.parameters(), *self.net.parameters()):
             fan_in = parameter.shape[-1]
             parameter.data = (torch.randn(parameter.shape, generator=generator) / fan_in**0.5).to(dtype)
-        self.dtype, self.guidance, self.frames = dtype, 1.0, 1
+        self.dtype, self.guidance = dtype, 1.0
         self.forwards = self.backwards = 0
         self._fit(generator)
         self.snapshots = Snapshots([p for _, p in self.trainable()])

@@ -40,11 +40,15 @@ def test_a_function_whose_parameters_are_there_can_be_called(function, columns):
             lambda image: 0,
             ["tag"],
             "reward 'x': parameter 'image' is not available. Did you mean 'images'"
-            ". Available: images, prompts, group, latents, sigma, tag.",
+            ". Available: images, videos, prompts, group, latents, sigma, tag.",
         ),
         (lambda images, includes: 0, ["include"], "parameter 'includes' is not available. Did you mean 'include'"),
         (lambda images, /: 0, [], "parameter 'images' is positional only"),
-        (lambda *args, **kwargs: 0, ["tag"], "no parameter is one of images, prompts, group, latents, sigma, tag"),
+        (
+            lambda *args, **kwargs: 0,
+            ["tag"],
+            "no parameter is one of images, videos, prompts, group, latents, sigma, tag",
+        ),
         (dict.fromkeys, [], "reward 'x'"),
         (partial(plain, tag=3), ["tag"], "'tag' is both one of its numbers and a metadata column"),
         (plain, ["prompts"], "metadata column 'prompts' has the name of what every reward gets"),

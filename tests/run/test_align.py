@@ -12,6 +12,8 @@ from flowrl.run.align import align
 from flowrl.run.config import load
 from flowrl.run.prepare import read_prompts
 
+pytestmark = pytest.mark.long
+
 SMALL = {
     "recipe": {"name": "flow_grpo_fast", "rollout.steps": 6, "rollout.roots": 3},
     "budget": {"prompts_per_update": 2},

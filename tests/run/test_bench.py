@@ -10,6 +10,8 @@ from flowrl.recipes import catalogue, find
 from flowrl.run import bench, bench_results
 from samplers import schedules
 
+pytestmark = pytest.mark.long
+
 SMALL = ["recipe.rollout.steps=4", "recipe.rollout.roots=4"]
 ASKED = {"seeds": None, "compute": None, "output": Path("/nowhere-yet/bench"), "smoke": False}
 

@@ -13,6 +13,8 @@ import pytest
 from flowrl.run import bench_runs
 from tests.run.test_bench import SMALL, jobs_of, read
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def compared(command, run_file, tmp_path):

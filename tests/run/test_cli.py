@@ -15,6 +15,8 @@ import pytest
 
 from flowrl.run import cli
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 FLOWRL = [str(Path(sys.executable).parent / "flowrl")]
 

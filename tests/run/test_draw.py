@@ -12,6 +12,8 @@ from flowrl.run.update import update
 from flowrl.visual import trainer
 from flowrl.visual.table import earned
 
+pytestmark = pytest.mark.long
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 

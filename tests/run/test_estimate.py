@@ -1,11 +1,15 @@
 """The memory that `flowrl plan` foresees."""
 
+from pathlib import Path
+
 import pytest
 
 from flowrl.run.config import from_dict, resolve
 from flowrl.run.estimate import GIB, memory, too_large
+from flowrl.run.use import plan
 from flowrl.visual.pipelines import blueprint
 
+FILES = sorted(file.stem for file in (Path(__file__).parents[2] / "scripts" / "configs").glob("*.yaml"))
 NETWORK, ENCODERS, AUTOENCODER = 3_484_688, 2 * 107_456, 133_183  # parameters of the embedded base
 ADAPTER = (6 * 7 + 5) * 4 * (128 + 128)
 
@@ -53,3 +57,15 @@ def test_what_does_not_fit_is_said_with_what_helps(given):
     assert too_large(found, run, 80.0) == []
     (line,) = [line for line in too_large(found, run, found.update / 2) if line.startswith("update")]
     assert "budget.micro_batch" in line and "model.offload" in line
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("24gb" not in n)) for n in FILES])
+def test_every_run_file_is_planned_and_those_for_24_gb_fit(name):
+    """C91: from the architecture alone, whatever needs more is said with what would help."""
+    found = plan(name, (), gpu_memory=24.0)
+    most = max(found.memory.update, found.memory.encoding)
+    assert found.table["forwards"]["total"] > 0 and 0 < found.memory.activations < most
+    needs = [line for line in found.lines if " needs " in line]
+    assert bool(needs) == (most > 24)
+    if "24gb" in name:
+        assert not needs and most > 5

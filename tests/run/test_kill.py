@@ -21,6 +21,8 @@ from flowrl.run.config import from_dict
 from flowrl.run.prepare import prepare
 from flowrl.run.train import train
 
+pytestmark = pytest.mark.long
+
 PHASES = {"rollout": 4, "training": 5, "evaluation": 3, "checkpoint": 16}  # events of an update, about
 RECIPES = {
     "flow_grpo": {"rollout.steps": 4, "rollout.roots": 3},

@@ -14,6 +14,8 @@ from flowrl.run.config import from_dict
 from flowrl.run.prepare import prepare
 from flowrl.run.train import train
 
+pytestmark = pytest.mark.long
+
 LORA = {
     "recipe": {"name": "flow_grpo", "rollout.steps": 4, "rollout.roots": 4},
     "budget": {"updates": 6, "prompts_per_update": 2},

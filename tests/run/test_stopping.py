@@ -17,6 +17,8 @@ from flowrl.run.prepare import prepare
 from flowrl.run.stopping import ECHO, Stopped, Stopping
 from flowrl.run.train import train
 
+pytestmark = pytest.mark.long
+
 SMALL = {
     "budget": {"updates": 4, "prompts_per_update": 2, "micro_batch": 4},
     "optimizer": {"learning_rate": 0.02, "ema": 0.9},

@@ -12,6 +12,8 @@ from flowrl.run.config import from_dict
 from flowrl.run.prepare import prepare
 from flowrl.run.train import train
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):

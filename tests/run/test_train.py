@@ -27,6 +27,8 @@ from flowrl.run.prepare import evaluation_settings, prepare
 from flowrl.run.train import _evaluate, train
 from samplers import schedules
 
+pytestmark = pytest.mark.long
+
 
 def redness(images):
     return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()

@@ -11,6 +11,8 @@ from PIL import Image
 from flowrl.run import directory, use
 from flowrl.run.config import resolve
 
+pytestmark = pytest.mark.long
+
 
 def test_a_plan_has_the_names_that_scripts_rely_on(command):
     """The closed form of branch_grpo on the quick start's base: 20 steps, forks at 0, 3, 6, 9."""

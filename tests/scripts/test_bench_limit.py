@@ -6,6 +6,8 @@ import torch
 
 from flowrl import plan
 
+pytestmark = pytest.mark.long
+
 PROMPTS = 2
 
 

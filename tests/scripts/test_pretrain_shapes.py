@@ -20,6 +20,8 @@ from torch.nn.functional import pad
 
 from rewards.shapes_world import KINDS, all_scenes, prompt, split
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(pretrain_shapes.__file__)
 
 
@@ -175,6 +177,7 @@ def test_a_work_folder_refuses_another_plan(tmp_path):
         pretrain_shapes.claim(tmp_path, pretrain_shapes.Plan(seed=1))
 
 
+@pytest.mark.slow
 def test_the_script_builds_a_pipeline_with_two_processes(tmp_path):
     """The whole path in seconds: folder, prompts, card."""
     out = tmp_path / "out"
