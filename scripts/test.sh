@@ -2,4 +2,4 @@
 # Make the environment if needed and run the tests.  Arguments are passed on to pytest.
 set -eu
 . "$(dirname "$0")/environment.sh"
-exec python -m pytest -n 2 -q -m "not slow and not gpu" "$@"
+exec python -m pytest -n 2 --dist worksteal -q -m "not slow and not gpu" "$@"

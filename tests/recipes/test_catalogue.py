@@ -15,6 +15,8 @@ from flowrl.run.train import train
 from flowrl.visual.policy import Example
 from rewards.table import RewardTable
 
+pytestmark = pytest.mark.long
+
 PROMPTS = ["a red circle", "two green squares", "three blue crosses"]
 
 

@@ -84,6 +84,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(compared, monkeypatch
     assert compared("--smoke", "--seeds", "1").done.code == 0, "a failed run is made again"
 
 
+@pytest.mark.slow
 def test_two_at_once_are_processes_whose_last_words_are_kept(command, run_file, tmp_path, monkeypatch):
     """One learns, one meets a reward that fails in the middle of it."""
     (tmp_path / "moody_rewards.py").write_text(

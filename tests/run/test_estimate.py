@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_said_with_what_helps(given):
     assert "budget.micro_batch" in line and "model.offload" in line
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("24gb" not in n)) for n in FILES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "sd35_24gb")) for n in FILES])
 def test_every_run_file_is_planned_and_those_for_24_gb_fit(name):
     """C91: from the architecture alone, whatever needs more is said with what would help."""
     found = plan(name, (), gpu_memory=24.0)

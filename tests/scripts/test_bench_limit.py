@@ -11,7 +11,13 @@ pytestmark = pytest.mark.long
 PROMPTS = 2
 
 
-@pytest.fixture(scope="module", params=[("flow_grpo", "full"), ("branch_grpo", "lora")], ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("branch_grpo", "lora"), id="branch_grpo-lora"),
+        pytest.param(("flow_grpo", "full"), id="flow_grpo-full", marks=pytest.mark.slow),
+    ],
+)
 def measured(request):
     ready = bench_limit.prepared_for(*request.param, PROMPTS)
     bench_limit.one_update(ready)
