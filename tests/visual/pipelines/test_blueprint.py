@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_pipelines import one_of_each, tiny
+from torch import nn
 
 from flowrl.visual.pipelines import blueprint, footprint, parts
 from flowrl.visual.policy import Example
@@ -33,14 +34,43 @@ PARAMETERS = {  # of the networks that are trained, as their publishers and diff
     "stable-diffusion-v1-5": 859_520_964,
     "stable-diffusion-xl-base-1.0": 2_567_463_684,
 }
+CLIP_L, CLIP_L_PROJECTED, CLIP_G, OPENCLIP_H = 123_060_480, 123_650_304, 694_659_840, 340_387_840
+T5, UMT5, GEMMA, QWEN3, QWEN_VL = 4_762_310_656, 5_680_910_336, 2_614_341_888, 4_022_468_096, 8_292_166_656
+KL_4, KL_16, KL_FLUX2, DC, WAN_21, WAN_22 = 83_653_863, 83_819_683, 84_046_115, 312_250_275, 126_892_531, 704_688_668
+BESIDE = {  # parameters of autoencoders and text encoders
+    "FLUX.1-Kontext-dev": [KL_16, CLIP_L, T5],
+    "FLUX.1-dev": [KL_16, CLIP_L, T5],
+    "FLUX.1-schnell": [KL_16, CLIP_L, T5],
+    "FLUX.2-klein-4B": [KL_FLUX2, QWEN3],
+    "FLUX.2-klein-base-4B": [KL_FLUX2, QWEN3],
+    "PixArt-Sigma-XL-2-1024-MS": [KL_4, T5],
+    "Qwen-Image": [WAN_21, QWEN_VL],
+    "Qwen-Image-Edit-2509": [WAN_21, QWEN_VL],
+    "Qwen-Image-Edit-2511": [WAN_21, QWEN_VL],
+    "Sana_1600M_1024px_diffusers": [DC, GEMMA],
+    "Wan2.1-T2V-1.3B-Diffusers": [WAN_21, UMT5],
+    "Wan2.1-T2V-14B-Diffusers": [WAN_21, UMT5],
+    "Wan2.2-T2V-A14B-Diffusers": [WAN_21, UMT5],
+    "Wan2.2-TI2V-5B-Diffusers": [WAN_22, UMT5],
+    "Z-Image": [KL_16, QWEN3],
+    "Z-Image-Turbo": [KL_16, QWEN3],
+    "stable-diffusion-2-1": [KL_4, OPENCLIP_H],
+    "stable-diffusion-3.5-large": [KL_16, CLIP_L_PROJECTED, CLIP_G, T5],
+    "stable-diffusion-3.5-medium": [KL_16, CLIP_L_PROJECTED, CLIP_G, T5],
+    "stable-diffusion-v1-5": [KL_4, CLIP_L],
+    "stable-diffusion-xl-base-1.0": [KL_4, CLIP_L, CLIP_G],
+}
 
 
 @pytest.mark.parametrize("name", blueprint.known())
 def test_a_published_model_has_its_parameters(name):
     plan = blueprint.read(Path("models") / name)
     networks = parts.networks(plan.pipe, plan.family.NETWORKS)
-    assert sum(p.numel() for network in networks.values() for p in network.parameters()) == PARAMETERS[name]
-    assert all(p.is_meta for network in networks.values() for p in network.parameters())
+    modules = {part: m for part, m in plan.pipe.components.items() if isinstance(m, nn.Module)}
+    counts = {part: sum(p.numel() for p in m.parameters()) for part, m in modules.items()}
+    assert sum(counts[part] for part in networks) == PARAMETERS[name]
+    assert sorted(counts[part] for part in counts if part not in networks) == sorted(BESIDE[name])
+    assert all(p.is_meta for m in modules.values() for p in m.parameters())
 
 
 def test_a_folder_is_read_without_its_weights(base, tmp_path):
