@@ -23,6 +23,7 @@ class Signs:
             nothing_scored,
             equal_groups,
             grain,
+            worse_than_at_first,
             ratio_at_first,
             same_as_snapshot,
             partial(clip_range, recipe=recipe),
@@ -69,6 +70,21 @@ def grain(lines: Sequence[Line], log: Line) -> str | None:
     return (
         f"the pictures turn grainy: {name} is {log[name]:.3g}, at first {first:.3g}. Remedies: a KL or velocity "
         "penalty, a lower learning rate, averaged weights, a second reward."
+    )
+
+
+def worse_than_at_first(lines: Sequence[Line], log: Line, *, evaluations: int = 3) -> str | None:
+    """C40: the held-out reward has left its start band, two standard errors, downwards three times in a row."""
+    seen = [line for line in [*lines, log] if "eval/total" in line]
+    first, recent = seen[0] if seen else {}, seen[1:][-evaluations:]
+    low = float(first.get("eval/total", 0.0)) - 2 * float(first.get("eval/stderr", math.inf))
+    if "eval/total" not in log or len(recent) < evaluations or not all(line["eval/total"] < low for line in recent):
+        return None
+    return (
+        f"the model gets worse: eval/total is {log['eval/total']:.3g}, at first {first['eval/total']:.3g} +- "
+        f"{first['eval/stderr']:.2g}, and below that band in {evaluations} evaluations in a row. checkpoints/ keeps "
+        "the best one. Remedies: a lower learning rate, less noise (rollout.kernel.eta, rollout.kernel = cps), a KL or "
+        "velocity penalty."
     )
 
 

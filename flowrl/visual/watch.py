@@ -31,8 +31,8 @@ class Watch:
     def __call__(self, policy: Policy, sigmas: Tensor, on_policy: bool) -> Callable:
         def evaluated(rows, names, gradient=True):
             with uncounted(policy) if is_spare(rows) else nullcontext():
-                given = rows | self._numbers
-                q = evaluate(policy, given, names, self._recipe, sigmas, on_policy=on_policy, gradient=gradient)
+                given, asked = rows | self._numbers, names | ({"mean", "std"} if self._means_of is not None else set())
+                q = evaluate(policy, given, asked, self._recipe, sigmas, on_policy=on_policy, gradient=gradient)
             self._look(q, on_policy)
             return q
 

@@ -73,6 +73,26 @@ def test_pictures_that_have_doubled_their_high_frequencies_are_told():
     assert list(told(TWO, logs)) == [4]
 
 
+@pytest.mark.parametrize(
+    ("totals", "told_at"),
+    [
+        ((0.5, 0.45, 0.45, 0.45), [6]),
+        ((0.5, 0.45, 0.45, 0.47, 0.45), []),  # back inside of the band in between
+        ((0.5, 0.47, 0.47, 0.47), []),
+        ((0.5, 0.9, 0.45, 0.45, 0.45), [8]),  # however good it was meanwhile
+    ],
+)
+def test_a_held_out_reward_that_stays_below_its_start_is_told_after_three_evaluations(totals, told_at):
+    """C40: two standard errors of .02 below .5; updates without an evaluation say nothing."""
+    logs = updates(10)
+    for i, total in enumerate(totals):
+        logs[2 * i] |= {"eval/total": total, "eval/stderr": 0.02}
+    found = told(flow_grpo(), logs)
+    assert list(found) == told_at
+    if found:
+        assert found[told_at[0]][0].startswith("the model gets worse: eval/total is 0.45, at first 0.5 +- 0.02")
+
+
 @pytest.mark.parametrize(("deviation", "updates_told"), [(4e-4, []), (6e-4, [1]), (0.3, [1])])
 def test_a_ratio_that_is_not_one_before_training_moved_is_told_with_what_to_check(deviation, updates_told):
     """C21: at once, in the first update."""

@@ -36,6 +36,20 @@ def test_the_divergence_stays_that_of_the_means_where_velocities_are_compared_wi
     assert watch.log()["snapshot/anchor_distance"] == pytest.approx(0.7)
 
 
+def only_means(mean, mean_anchor):
+    """A penalty that asks for no std."""
+    return (mean - mean_anchor).square().flatten(2).mean(2)
+
+
+def test_a_penalty_that_asks_for_means_alone_has_a_divergence_too(toy, loop):
+    """The KL needs the std of the step, whatever the penalty asks for."""
+    recipe = sage_grpo().but(penalties=((1.0, part(only_means)), sage_grpo().penalties[1])).check()
+    policy = toy(recipe)
+    learner = loop.learner(policy)
+    logs = [loop.update(policy, recipe, learner, iteration) for iteration in range(2)]
+    assert logs[0]["divergence"] == 0 < logs[1]["divergence"]
+
+
 def test_numbers_of_the_tracker_reach_every_row(toy):
     """sage_grpo's penalties are its coefficient times something; at 0 they are 0."""
     recipe = sage_grpo()
