@@ -224,7 +224,9 @@ for case in CASES:
             total, found = p.grad.clone(), [q.grad]
             torch.distributed.all_reduce(total)
             process.sum_(found)
-            assert name == other and torch.allclose(sharding.whole(found[0]), total, rtol=1e-4, atol=1e-6), name
+            assert name == other
+            off = sharding.whole(found[0]) - total
+            assert 0 < total.abs().max() < torch.inf and off.abs().max() < 1e-5 * total.abs().max(), name
         weights = sharding.in_host_memory(shards.weights(), keep=True)
         assert all(torch.equal(x, weights[name]) for name, x in plain.weights().items())
 process.close()
