@@ -36,8 +36,8 @@ def add_lora(
             raise ValueError(f"model.lora.targets: no module of {kind} ends in {target!r}. {nearest(target, known)}")
     network.requires_grad_(False)
     adapted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in targets)]
-    left_out = [name for name in adapted if any(f"{name}.".startswith(f"{part}.") for part in unread)]
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), exclude_modules=left_out or None)
+    read = [name for name in adapted if not any(f"{name}.".startswith(f"{part}.") for part in unread)]
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets) if read == adapted else read)
     with torch.random.fork_rng(devices=[]):
         network.add_adapter(config, adapter_name=NAME)
     for name, parameter in network.named_parameters():
