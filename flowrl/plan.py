@@ -15,6 +15,8 @@ from samplers import tree_layout
 from samplers.kernels import bind
 from samplers.layout import depths
 
+LOOKED_AT = 200  # iterations of a run whose selection moves
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -187,6 +189,9 @@ def check_all(recipe: Recipe, sigmas: torch.Tensor, *, seed: int, updates: int) 
     plans = {tuple(noisy_steps(recipe, sigmas, seed, iteration).items()) for iteration in range(updates)}
     for noisy in plans:
         check(recipe, dict(noisy), sigmas)
+    if "iteration" in recipe.select.needs:  # LOOKED_AT of them are looked at, each some milliseconds, and the last
+        for iteration in (*range(0, updates, -(-updates // LOOKED_AT)), updates - 1):
+            count(recipe, sigmas, seed=seed, iteration=iteration)
 
 
 def check(recipe: Recipe, noisy: Mapping[int, int], sigmas: torch.Tensor) -> None:

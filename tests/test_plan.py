@@ -169,6 +169,16 @@ def test_pruning_that_leaves_nothing_is_refused():
         plan.count(recipe, schedules.linear(20))
 
 
+def test_pruning_that_leaves_nothing_at_a_later_iteration_is_refused_too():
+    """A window over 18 of 19 depths, which slides from depth 3 up to depth 2, and at iteration 60 onto all that draw."""
+    recipe = changed(
+        find("branch_grpo_depth_pruned")(), {"select.first": 3, "select.count": 19, "select.stop": 1}
+    ).check()
+    plan.check_all(recipe, schedules.linear(20), seed=0, updates=60)
+    with pytest.raises(ValueError, match="select: depth_pruned leaves no decision to train at iteration 60"):
+        plan.check_all(recipe, schedules.linear(20), seed=0, updates=61)
+
+
 def test_e_grpo_in_two_granularities_finishes_and_scores_every_jump_twice():
     """Eight jumps of twelve, over every other level on the second way; what is trained stays the same."""
     grid = schedules.shifted(schedules.linear(16), shift=3.0)
