@@ -170,7 +170,7 @@ def test_pruning_that_leaves_nothing_is_refused():
 
 
 def test_pruning_that_leaves_nothing_at_a_later_iteration_is_refused_too():
-    """A window over 18 of 19 depths, which slides from depth 3 up to depth 2, and at iteration 60 onto all that draw."""
+    """A window over 19 depths that slides from depth 3 up, and at iteration 60 lies on all that draw."""
     recipe = changed(
         find("branch_grpo_depth_pruned")(), {"select.first": 3, "select.count": 19, "select.stop": 1}
     ).check()

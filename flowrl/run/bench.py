@@ -22,7 +22,7 @@ from flowrl.run.bench_runs import Job, begun, finished, one_by_one, side_by_side
 from flowrl.run.metrics import Progress, duration
 from flowrl.run.prepare import pick_device, read_prompts
 from flowrl.run.settings import Run
-from samplers import schedules
+from flowrl.run.use import without_weights
 
 COMPUTE = 600_000  # rows of one run
 COUNTED = 16  # updates whose rows are counted one by one
@@ -105,9 +105,9 @@ def _tuned(path: Path) -> Mapping[str, Mapping[str, object]]:
 
 def rows_per_update(run: Run, updates: int) -> list[int]:
     """Rows of each of the first updates, forwards + 2 x backwards; a recipe that draws its steps varies a little."""
-    recipe, groups = run.build_recipe(), run.budget.prompts_per_update
-    grid = schedules.linear(recipe.rollout.steps)
-    counts = (plan.count(recipe, grid, seed=run.seed, iteration=i) for i in range(updates))
+    recipe, groups, family = run.build_recipe(), run.budget.prompts_per_update, without_weights(run)
+    grid, known = family.walk(recipe.rollout.steps, run.model.grid), {"pairs": not family.embeds_guidance()}
+    counts = (plan.count(recipe, grid, seed=run.seed, iteration=i, **known) for i in range(updates))
     return [groups * (c.forwards + 2 * c.backwards) for c in counts]
 
 

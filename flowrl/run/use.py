@@ -20,6 +20,7 @@ from flowrl.run.prepare import evaluation_settings, load_policy, pick_device, re
 from flowrl.run.processes import Processes
 from flowrl.run.settings import Run
 from flowrl.visual.pipelines import blueprint, opening
+from flowrl.visual.pipelines.family import Family
 from flowrl.visual.policy import Example, Policy
 from rewards import media
 
@@ -40,9 +41,7 @@ def plan(file: str, overrides: Sequence[str], gpu_memory: float | None = None) -
     gpu_memory: GiB that the run has to fit in
     """
     run = load(file, overrides)
-    recipe, blue = run.build_recipe(), blueprint.read(resolve(run.model.path), run.model.adapter)
-    drawn = {name: getattr(run.model, name) for name in opening.DRAWN}
-    family = blue.family(blue.pipe, **drawn)
+    recipe, family = run.build_recipe(), without_weights(run)
     grid, lines = family.walk(recipe.rollout.steps, run.model.grid), []
     prompts, updates = run.budget.prompts_per_update, run.budget.updates
     plans.check_all(recipe, grid, seed=run.seed, updates=updates)
@@ -61,11 +60,17 @@ def plan(file: str, overrides: Sequence[str], gpu_memory: float | None = None) -
     }
     steps = counts["optimizer_steps"]  # each sees all prompts
     table["optimizer_steps"] = {"per_prompt": steps, "per_update": steps, "total": steps * updates}
-    found = memory(run, recipe, blue.pipe, family)
+    found = memory(run, recipe, family.pipe, family)
     table["trainable_parameters"] = dict.fromkeys(("per_prompt", "per_update", "total"), found.trained)
     lines += too_large(found, run, gpu_memory) if gpu_memory else []
     rows = table["forwards"]["total"] + 2 * table["backwards"]["total"]
     return Plan(table, found, rows, lines)
+
+
+def without_weights(run: Run) -> Family:
+    """The run's pipeline on the meta device, as its settings draw with it."""
+    blue = blueprint.read(resolve(run.model.path), run.model.adapter)
+    return blue.family(blue.pipe, **{name: getattr(run.model, name) for name in opening.DRAWN})
 
 
 def evaluation(file: str, overrides: Sequence[str], weights: Path | None) -> Callable[[], dict[str, object]]:

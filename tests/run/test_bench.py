@@ -7,7 +7,7 @@ import pytest
 
 from flowrl import plan
 from flowrl.recipes import catalogue, find
-from flowrl.run import bench, bench_results
+from flowrl.run import bench, bench_results, config
 from samplers import schedules
 
 pytestmark = pytest.mark.long
@@ -68,6 +68,15 @@ def test_a_recipe_makes_as_many_updates_as_fit(key):
     drawn = counts[0].leaves * (recipe.rollout.forks.number("children") if recipe.rollout.candidates else 1)
     assert (drawn, groups) == (16, 12), "as many groups and leaves as the others, or candidates at every step"
     assert job.run.evaluation.steps and job.run.evaluation.guidance, "evaluated alike, however it trains"
+
+
+def test_rows_are_counted_on_the_grid_that_a_run_walks():
+    """e_grpo merges by the noise of its steps: with a shift of 3 another jump, so that an update has other rows."""
+    runs = [config.load("bench", ["recipe.name=e_grpo", f"model.grid={grid}"]) for grid in ("linear", "3.0")]
+    even, shifted = (bench.rows_per_update(run, 1) for run in runs)
+    recipe, prompts = runs[1].build_recipe(), runs[1].budget.prompts_per_update
+    one = plan.count(recipe, schedules.shifted(schedules.linear(recipe.rollout.steps), shift=3.0))
+    assert shifted == [prompts * (one.forwards + 2 * one.backwards)] != even
 
 
 def test_evaluations_stand_at_even_distances_and_are_six_at_most(run_file):
