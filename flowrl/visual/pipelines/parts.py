@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import nn
 
 
@@ -32,6 +32,24 @@ def thaw(network: nn.Module, unread: Sequence[str]) -> None:
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Change the dtype where it is another; diffusers warns of a cast even when it changes nothing."""
+    """Change the dtype where it is another, but of what diffusers keeps in fp32 whenever it loads a model.
+
+    Where nothing is to change nothing is called: diffusers warns of every cast.
+    """
     if module.dtype != dtype:
+        kept = [(p, p.data) for name, p in module.named_parameters() if _in_fp32(module).intersection(name.split("."))]
         module.to(dtype)
+        for parameter, before in kept:
+            parameter.data = before
+
+
+def compute_in_fp32(network: nn.Module, device: torch.device) -> None:
+    """What diffusers keeps in fp32 computes in it inside of an autocast, too, as it does in a pipeline."""
+    for name, module in network.named_modules():
+        if name.rpartition(".")[2] in _in_fp32(network):
+            module.forward = torch.autocast(device.type, enabled=False)(module.forward)
+
+
+def _in_fp32(module):
+    """Parts of the names of such parameters and modules."""
+    return set(module._keep_in_fp32_modules or () if isinstance(module, ModelMixin) else ())

@@ -82,6 +82,8 @@ class PipelinePolicy:
                 parts.thaw(network.float(), family.unread(network))
             if gradient_checkpointing:
                 network.enable_gradient_checkpointing()  # diffusers' own, non-reentrant
+            if dtype != torch.float32:
+                parts.compute_in_fp32(network, self.device)
             execution.set_attention(network, attention, self.device)
             if compile is not None:
                 execution.compile_in_place(network, compile)

@@ -5,7 +5,7 @@ import torch
 from diffusers import UniPCMultistepScheduler
 
 from flowrl import randomness
-from flowrl.visual.pipelines import contract
+from flowrl.visual.pipelines import contract, opening
 from flowrl.visual.pipelines.wan import Wan
 from flowrl.visual.policy import Example
 from samplers import rollout
@@ -158,3 +158,23 @@ def test_long_prompts_are_counted(policy_of):
     assert not policy.warnings([Example(words)])
     (line,) = policy.warnings([Example(words), Example(f"{words} red")])
     assert line.startswith("1 of 2 prompts exceed the tokenizer's 12 tokens")
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_with_a_bf16_base_the_time_is_read_in_fp32_as_in_diffusers(policy_of, plain_of, loaded):
+    """D16: also of a pipeline that is loaded in fp32 and cast; the embedding is that of the fp32 model, unrounded."""
+    plain = plain_of("wan2.1")
+    if loaded:
+        known = {"dtype": torch.bfloat16, "device": torch.device("cpu"), "rank": 4, "alpha": 8.0}
+        policy = opening.adopt(plain_of("wan2.1"), **known, size=32, frames=5, max_sequence_length=12)
+    else:
+        policy = policy_of("wan2.1", dtype=torch.bfloat16)
+    found = []
+    for pipe in (plain, policy.pipe):
+        pipe.transformer.condition_embedder.time_embedder.register_forward_hook(lambda *args: found.append(args[2]))
+    with torch.no_grad():
+        ask(policy, [0.9, 0.3])
+        noise, tokens = torch.zeros(2, *policy.shape), torch.zeros(2, 12, plain.transformer.config.text_dim)
+        plain.transformer(noise, torch.tensor([900.0, 300.0]), tokens)
+    assert policy.pipe.transformer.dtype == torch.bfloat16 and found[0].dtype == torch.float32
+    assert torch.allclose(*found, atol=1e-6)
