@@ -72,6 +72,22 @@ def dance_sde(latents: Latents, velocity: Latents, sigma: Sigma, sigma_next: Sig
     return _reverse_sde(latents, velocity, sigma, dt, torch.full_like(dt, eta))
 
 
+def linear_sde(
+    latents: Latents,
+    velocity: Latents,
+    sigma: Sigma,
+    sigma_next: Sigma,
+    sigmas: Float[Tensor, " T1"],
+    *,
+    eta: float = 1.0,
+):
+    """Marginal-preserving SDE with diffusion eta * sigmas[1] * sigma: Flow-GRPO on Wan 2.1.  arXiv:2505.05470
+
+    Its published form has no eta, which is 1.
+    """
+    return _reverse_sde(latents, velocity, sigma, sigma_next - sigma, eta * sigmas[1] * sigma)
+
+
 def cps(latents: Latents, velocity: Latents, sigma: Sigma, sigma_next: Sigma, *, eta: float = 0.8):
     """Coefficients-preserving sampling: std = sigma_next * sin(eta pi / 2).  arXiv:2509.05952
 

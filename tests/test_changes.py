@@ -40,7 +40,7 @@ def test_a_function_of_ones_own_is_found_by_its_address():
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("rollout.kernel", "cps dance_sde ddim ddim_sde flow_sde growing_sde ode sage"),
+        ("rollout.kernel", "cps dance_sde ddim ddim_sde flow_sde growing_sde linear_sde ode sage"),
         ("rollout.density", "gaussian squared_error"),
         (
             "rollout.noisy",

@@ -10,7 +10,15 @@ from flowrl.part import part
 from samplers import density, kernels, schedules
 from samplers.kernels import bind
 
-SDES = [kernels.flow_sde, kernels.dance_sde, kernels.cps, kernels.ddim, kernels.ddim_sde, kernels.sage]
+SDES = [
+    kernels.flow_sde,
+    kernels.dance_sde,
+    kernels.linear_sde,
+    kernels.cps,
+    kernels.ddim,
+    kernels.ddim_sde,
+    kernels.sage,
+]
 NAMES = {"ids": lambda value: getattr(value, "__name__", str(value))}
 
 
@@ -33,7 +41,9 @@ def walk(kernel, sigmas, mean, std, particles, last_is_ode=False):
 
 
 @pytest.mark.parametrize(
-    "kernel", [kernels.ode, kernels.flow_sde, kernels.dance_sde, kernels.sage, kernels.ddim], **NAMES
+    "kernel",
+    [kernels.ode, kernels.flow_sde, kernels.dance_sde, kernels.linear_sde, kernels.sage, kernels.ddim],
+    **NAMES,
 )
 def test_a_kernel_carries_noise_to_the_data(kernel):
     """Data N(2, 0.5^2) has a closed-form velocity; 400 steps must land on that Gaussian."""
@@ -56,6 +66,7 @@ def test_cps_ends_at_the_spread_that_its_docstring_says():
         (part(kernels.dance_sde, eta=0.3), 0.2847, 0.3762, 0.3981),
         (part(kernels.cps, eta=0.8), 0.2415, 0.2977, 0.3180),
         (part(kernels.sage, eta=0.5), None, None, 0.4),
+        (part(kernels.linear_sde), None, None, 0.4),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
@@ -69,7 +80,14 @@ def test_ten_fifty_and_five_hundred_steps_leave_the_published_marginals(kernel, 
 
 
 @pytest.mark.parametrize(
-    "kernel, off", [(kernels.flow_sde, 0.076), (kernels.dance_sde, 0.023), (kernels.sage, 0.067), (kernels.cps, 0.169)]
+    "kernel, off",
+    [
+        (kernels.flow_sde, 0.076),
+        (kernels.dance_sde, 0.023),
+        (kernels.linear_sde, 0.023),
+        (kernels.sage, 0.067),
+        (kernels.cps, 0.169),
+    ],
 )
 def test_a_step_from_noised_data_leaves_noised_data(kernel, off):
     """C40: variance (1-s)^2 .4^2 + s^2 within 10 % after any of fifty steps, but for CPS; in closed form."""
@@ -231,7 +249,9 @@ def test_sages_guard_is_the_published_one_where_that_has_a_variance():
     torch.testing.assert_close(std[0] ** 2, expected)
 
 
-@pytest.mark.parametrize("kernel", [kernels.flow_sde, kernels.sage, kernels.dance_sde, kernels.cps], **NAMES)
+@pytest.mark.parametrize(
+    "kernel", [kernels.flow_sde, kernels.sage, kernels.dance_sde, kernels.linear_sde, kernels.cps], **NAMES
+)
 def test_the_slope_of_a_step_is_what_autograd_says(kernel):
     latents, velocity, sigmas = step_inputs()
     std, slope = kernels.scales(kernel, sigmas)
@@ -250,6 +270,12 @@ def test_the_slope_is_the_closed_form_of_each_kernel():
     torch.testing.assert_close(slope, dt - 0.5 * std**2 * odds, atol=1e-12, rtol=0)
     _, slope = kernels.scales(part(kernels.dance_sde, eta=0.3).bound, GRID)
     torch.testing.assert_close(slope, dt * (1 + 0.045 * odds), atol=1e-12, rtol=0)
+
+
+def test_the_noise_of_flow_grpo_on_wan_falls_with_the_level():
+    """By hand: .8 * .6 * sqrt(.2) from .6 to .4 on a schedule whose second level is .8."""
+    std, _ = kernels.scales(kernels.linear_sde, double(1, 0.8, 0.6, 0.4, 0))
+    assert std[2].item() == pytest.approx(0.8 * 0.6 * 0.2**0.5) and std[0].item() == pytest.approx(0.8 * 0.2**0.5)
 
 
 def test_ddim_draws_what_the_noise_to_signal_ratio_leaves():
