@@ -140,11 +140,10 @@ def plan(
         return
     print(f"{'':<22}{'per prompt':>14}{'per update':>14}{'total':>16}")
     for name, row in found.table.items():
-        print(
-            f"{name:<22}"
-            + "".join(f"{row[k]:>{w},}" for k, w in (("per_prompt", 14), ("per_update", 14), ("total", 16)))
-        )
+        if name != "trainable_parameters":  # printed with the memory that they take
+            print(f"{name:<22}{row['per_prompt']:>14,}{row['per_update']:>14,}{row['total']:>16,}")
     print("train_calls, forwards and backwards: before rows of advantage 0 are skipped; evaluation not counted.\n")
+    print("on one GPU, without shards; encoding and update are what these two phases need at once:")
     for name, value in asdict(found.memory).items():
         print(f"{name:<22}{value:>14,}" if isinstance(value, int) else f"{name:<22}{value:>14.2f} GiB")
     if speed:
