@@ -63,6 +63,8 @@ def check(model: str, overrides: Sequence[str], steps: int, prompts: Sequence[st
 def _run(model, overrides):
     if wrong := [pair for pair in overrides if not pair.startswith("model.")]:
         raise ValueError(f"{wrong[0]!r} has no effect: a check knows the settings model.KEY=VALUE alone.")
+    if wrong := [pair for pair in overrides if pair.startswith(("model.offload", "model.cache"))]:
+        raise ValueError(f"{wrong[0]!r}: the pipeline itself draws in a check, whole on one device. Leave it out.")
     rest = {"data": {"train": "-"}, "rewards": {"jpeg_size": 1.0}, "recipe": {"name": "flow_grpo"}, "output": "-"}
     return from_dict({"model": {"path": model, "lora": None}, **rest}, overrides)
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -245,7 +246,7 @@ def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bo
     if model.cache:
         if pipe is not None:
             raise ValueError("model.cache names texts by the files of model.path, and a loaded pipeline has none.")
-        settings["cache"] = _cache(run)
+        settings["cache"] = _cache(run, pick_dtype(model.dtype, device))
     settings |= {"gradient_checkpointing": model.gradient_checkpointing}
     settings |= {"batch_size": run.budget.batch_size, "seed": run.seed, "rank": 0, "alpha": 0.0, "sharded": sharded}
     if model.train == "lora":
@@ -257,11 +258,12 @@ def load_policy(run: Run, device: torch.device, pipe: object = None, sharded: bo
     return opening.load(resolve(model.path), dtype=dtype, device=device, **settings)
 
 
-def _cache(run):
-    """Folder of encoded texts: one for each model, as told by its files, and length of texts."""
-    print_of = fingerprint.of_model(resolve(run.model.path)) | {
-        name: str(getattr(run.model, name)) for name in ("dtype", "max_sequence_length")
-    }
+def _cache(run, dtype):
+    """Folder of encoded texts: one for all that they depend on; of the model that are its files."""
+    path = resolve(run.model.path)
+    print_of = fingerprint.of_model(path) | {name: version(name) for name in ("diffusers", "transformers")}
+    print_of |= {"dtype": str(dtype), "family": opening.family_of(path, run.model.adapter).__name__}
+    print_of |= {"max_sequence_length": run.model.max_sequence_length}
     digest = hashlib.sha256(json.dumps(print_of, sort_keys=True).encode()).hexdigest()
     return Path(run.model.cache) / digest[:16]
 

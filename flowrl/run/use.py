@@ -135,6 +135,8 @@ def export(directory: Path, to: Path, which: str, merge: bool) -> Callable[[], s
     models = ({"model.path": x["model.path"]} for x in (found.facts["fingerprints"], fingerprint.take(run)))
     if fault := fingerprint.difference(*models):
         raise ValueError(f"{fault}. The weights belong to the model that was trained.")
+    whole = {"quantize": None} | ({"dtype": "float32"} if merge else {})  # weights are added without a rounding
+    run = run.model_copy(update={"model": run.model.model_copy(update=whole)})
     policy = _policy(run, None, Processes(pick_device(run.model.device)).device)
 
     def run_it():

@@ -46,6 +46,12 @@ def test_a_setting_of_a_run_is_refused(base):
         next(check(str(base), ["budget.updates=3"], steps=3))
 
 
+def test_parts_that_are_off_the_device_are_refused(base):
+    """The pipeline itself draws here, and would find its encoders elsewhere."""
+    with pytest.raises(ValueError, match=r"'model.offload=true': the pipeline itself draws in a check, whole on one"):
+        next(check(str(base), ["model.offload=true"], steps=3))
+
+
 def test_a_half_downloaded_folder_is_one_line(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline", "vae": ["diffusers", "X"]}')
     with pytest.raises(ValueError, match=r"cannot be loaded: ") as caught:

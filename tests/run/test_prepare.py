@@ -188,3 +188,14 @@ def test_a_model_distilled_to_few_steps_is_warned_of(prepared, base, tmp_path):
     assert not any("distilled" in warning for warning in prepared().warnings)
     found = prepared(model={"path": str(tmp_path / "shapes-turbo")}).warnings
     assert sum("model 'shapes-turbo' looks distilled to few steps (turbo)" in warning for warning in found) == 1
+
+
+def test_texts_are_kept_apart_by_all_that_they_depend_on(given, tmp_path):
+    """model.dtype = auto is fp32 on a CPU and bf16 on a GPU: neither reads what the other wrote."""
+    run, other = (
+        from_dict({**given, "model": {**given["model"], "cache": str(tmp_path / "cache"), "max_sequence_length": most}})
+        for most in (0, 4)
+    )
+    folders = {module._cache(run, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    folders |= {module._cache(run, torch.float32), module._cache(other, torch.float32)}
+    assert len(folders) == 3 and {folder.parent for folder in folders} == {tmp_path / "cache"}

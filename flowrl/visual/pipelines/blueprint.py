@@ -72,7 +72,9 @@ def _page(name):
 
 
 def _built(library, kind, config):
-    """A component of a configuration, given or in a folder; a tokenizer or processor is left out."""
+    """A component of a configuration, given or in a folder; a tokenizer, processor or safety checker is left out."""
+    if library not in BUILT:
+        return None
     made = getattr(import_module(library), kind)
     if hasattr(made, "set_timesteps"):
         return made.from_config(config if isinstance(config, dict) else made.load_config(config))

@@ -6,6 +6,8 @@ A check returns the largest deviation that it found, in the unit that its first 
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,13 +27,35 @@ OTHER = "flowrl_check"  # name of the adapter as diffusers loads it
 def drawn(
     family: Family, prompts: Sequence[str], noise: Tensor, steps: int, guidance: float, pictures: Sequence
 ) -> Tensor:
-    """See Family.draw; the pipeline keeps its scheduler."""
-    own = family.pipe.scheduler
+    """See Family.draw; the pipeline keeps its scheduler.
+
+    Under autocast where the text encoder is in bf16, but for the autoencoder, which is in fp32: not all pipelines cast
+    for it.
+    """
+    own, dtype = family.pipe.scheduler, family.pipe.text_encoder.dtype
     family.pipe.scheduler = family.one_step(steps)
     try:
-        return family.draw(prompts, noise, steps, guidance, pictures)
+        cast = torch.autocast(noise.device.type, dtype, enabled=dtype != torch.float32)
+        with cast, _in_fp32(getattr(family.pipe, "vae", None), noise.device):
+            return family.draw(prompts, noise, steps, guidance, pictures).float()
     finally:
         family.pipe.scheduler = own
+
+
+@contextmanager
+def _in_fp32(vae, device):
+    """An autoencoder that works outside of an autocast, and casts what it is given."""
+    for name in ("encode", "decode") if vae is not None else ():
+        setattr(vae, name, partial(torch.autocast(device.type, enabled=False)(_cast_first), getattr(vae, name)))
+    try:
+        yield
+    finally:
+        for name in ("encode", "decode") if vae is not None else ():
+            delattr(vae, name)
+
+
+def _cast_first(work, x, *arguments, **named):
+    return work(x.float(), *arguments, **named)
 
 
 @torch.no_grad()

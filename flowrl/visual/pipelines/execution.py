@@ -3,11 +3,13 @@
 import importlib.util
 
 import torch
+import torch._dynamo
 from diffusers import BitsAndBytesConfig, PipelineQuantizationConfig, TorchAoConfig
 from torch import nn
 
 ATTENTION = ("native", "xformers", "flash")  # of diffusers; the first is torch's own
 PACKAGES = {"xformers": "xformers", "flash": "flash_attn", "bitsandbytes": "bitsandbytes", "torchao": "torchao"}
+GRAPHS = 64  # of one network
 QUANTIZED = ("bitsandbytes_4bit", "bitsandbytes_8bit", "torchao_8bit")  # package and bits
 
 
@@ -46,5 +48,10 @@ def set_attention(network: nn.Module, backend: str, device: torch.device) -> Non
 
 
 def compile_in_place(network: nn.Module, backend: str) -> None:
-    """torch.compile without another module around it, so that parameters keep their names."""
+    """torch.compile without another module around it, so that parameters keep their names.
+
+    Rows, gradients and adapters that are on or off make more graphs than torch allows; beyond that limit it would go on
+    without compiling, so that a replay is no longer what drew.
+    """
+    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     network.compile(backend=backend)

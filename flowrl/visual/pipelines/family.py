@@ -35,7 +35,9 @@ class Family(ABC):
     FRAMES: ClassVar[int | None] = None  # None: the class draws pictures
     GRIDS: ClassVar[tuple[str, ...]] = ("pipeline", "linear")  # the first by default
     CONDITIONED: ClassVar[bool] = False  # on pictures that each example brings
-    GUIDED: ClassVar[bool] = True  # False: guidance above 1 is refused
+    GUIDED: bool = True  # False: guidance above 1 is refused
+    MASKED: ClassVar[bool] = False  # whether attention gets a mask where texts differ in length
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()  # components that are not loaded
 
     def __init__(
         self,

@@ -76,10 +76,10 @@ class Flux(Family):
     def packed(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Patches [B, h w / 4, 4 C] of latents [B, C, h, w], and their places [h w / 4, 3]: 0, row, column."""
         batch, channels, height, width = latents.shape
-        patches = self.pipe._pack_latents(latents, batch, channels, height, width)
-        return patches, self.pipe._prepare_latent_image_ids(
-            batch, height // 2, width // 2, latents.device, latents.dtype
-        )
+        places = latents.new_zeros(height // 2, width // 2, 3)  # made on the device: to copy is to wait for it
+        places[..., 1] = torch.arange(height // 2, device=latents.device)[:, None]
+        places[..., 2] = torch.arange(width // 2, device=latents.device)
+        return self.pipe._pack_latents(latents, batch, channels, height, width), places.flatten(0, 1)
 
     def embeds_guidance(self):
         return self.pipe.transformer.config.guidance_embeds

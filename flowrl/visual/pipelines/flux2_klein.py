@@ -24,6 +24,10 @@ class Flux2Klein(Family):
     TOKENS = 512
     GRIDS = ("pipeline",)  # which is linspace(1, 1/steps, steps), shifted once
 
+    def __init__(self, pipe, *drawn, **named):
+        super().__init__(pipe, *drawn, **named)
+        self.GUIDED = not pipe.config.is_distilled
+
     def shape(self):
         unit = self.multiple()
         return self.pipe.transformer.config.in_channels, self.height // unit, self.width // unit
@@ -56,16 +60,11 @@ class Flux2Klein(Family):
             hidden_states=self.pipe._pack_latents(latents),
             timestep=sigma,  # the network multiplies by 1000 itself
             encoder_hidden_states=tokens,
-            txt_ids=self.pipe._prepare_text_ids(tokens[:1]).to(latents.device),
-            img_ids=self.pipe._prepare_latent_ids(latents[:1]).to(latents.device),
+            txt_ids=_places(latents.device, 1, 1, 1, tokens.shape[1]),
+            img_ids=_places(latents.device, 1, *latents.shape[2:], 1),
             return_dict=False,
         )[0]
         return out.transpose(1, 2).unflatten(2, latents.shape[2:])
-
-    def guide(self, negative, positive, scale):
-        if self.pipe.config.is_distilled:
-            raise ValueError(f"guidance {scale:g}: this {self.PIPELINE} was distilled to few steps, accepted is 1.")
-        return super().guide(negative, positive, scale)
 
     def decode(self, latents):
         norm, eps = self.pipe.vae.bn, self.pipe.vae.config.batch_norm_eps
@@ -77,3 +76,8 @@ class Flux2Klein(Family):
             prompt=prompts, guidance_scale=guidance, num_inference_steps=steps, latents=noise, height=self.height,
             width=self.width, max_sequence_length=self.max_sequence_length, output_type="pt",
         ).images  # fmt: skip
+
+
+def _places(device, *counts):
+    """[1, all, 4]: frame, row, column and token of each; made on the device, since to copy is to wait for it."""
+    return torch.cartesian_prod(*(torch.arange(count, device=device) for count in counts))[None]

@@ -42,7 +42,7 @@ def load(
     settings["quantized"] = quantize is not None
     family = family_of(Path(path), adapter)
     pipe = opened(Path(path), family, dtype, full=not rank, quantize=quantize)
-    return _policy(pipe, family, device, sharded, dtype=dtype, rank=rank, **settings)
+    return _policy(pipe, family, device, sharded, dtype=dtype, rank=rank, vae_dtype=dtype, **settings)
 
 
 def adopt(
@@ -61,7 +61,7 @@ def adopt(
     family = accept(pipe, adapter)
     own = next(iter(networks(pipe, family.NETWORKS).values())).dtype
     given(pipe, family, device, dtype)
-    return _policy(pipe, family, device, sharded, dtype=dtype or own, **settings)
+    return _policy(pipe, family, device, sharded, dtype=dtype or own, vae_dtype=dtype, **settings)
 
 
 def _policy(pipe, family, device, sharded, *, offload=False, **settings):
@@ -89,6 +89,8 @@ def opened(
     quiet()
     more = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
     dtypes = {name: torch.float32 for name in family.NETWORKS if full and name in index} | {"default": dtype}
+    dtypes |= {"vae": torch.float32} if "vae" in index else {}  # in which it works, without a rounding on the way
+    more |= {name: None for name in family.LEFT_OUT if name in index}
     if quantize:
         trained = [name for name in family.NETWORKS if name in index]
         more["quantization_config"] = execution.quantization(quantize, trained, dtype)
@@ -103,7 +105,7 @@ def opened(
 
 
 def given(pipe: diffusers.DiffusionPipeline, family: type[Family], device: torch.device, dtype: torch.dtype | None):
-    """Cast all but the networks of a loaded pipeline to dtype; None: each part keeps its own."""
+    """Cast the encoders of a loaded pipeline to dtype; None: each part keeps its own."""
     trained = networks(pipe, family.NETWORKS).values()
     own = next(iter(trained)).dtype
     check(dtype or own)
@@ -113,7 +115,7 @@ def given(pipe: diffusers.DiffusionPipeline, family: type[Family], device: torch
             "or set model.dtype = float32."
         )
     for module in modules(pipe) if dtype else ():
-        if not any(module is network for network in trained):
+        if not any(module is other for other in (*trained, getattr(pipe, "vae", None))):
             cast(module, dtype)
 
 
@@ -124,6 +126,12 @@ def accept(pipe: object, adapter: str | None = None) -> type[Family]:
         raise ValueError(
             f"the pipeline carries adapters already ({pipe.get_list_adapters()}): fuse them with pipe.fuse_lora() "
             "and pipe.unload_lora_weights(), or load the base alone."
+        )
+    hooked = [name for name, part in pipe.components.items() if hasattr(part, "_hf_hook")]
+    if hooked or getattr(pipe, "hf_device_map", None):
+        raise ValueError(
+            f"the pipeline moves its parts by itself ({', '.join(hooked) or 'hf_device_map'}): load it without "
+            "enable_model_cpu_offload or a device map, and set model.offload."
         )
     return family
 

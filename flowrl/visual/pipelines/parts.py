@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 
@@ -37,17 +38,34 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
     Where nothing is to change nothing is called: diffusers warns of every cast.
     """
     if module.dtype != dtype:
-        kept = [(p, p.data) for name, p in module.named_parameters() if _in_fp32(module).intersection(name.split("."))]
+        names = _in_fp32(module)
+        kept = [(p, p.data.float()) for name, p in module.named_parameters() if names.intersection(name.split("."))]
         module.to(dtype)
         for parameter, before in kept:
             parameter.data = before
 
 
-def compute_in_fp32(network: nn.Module, device: torch.device) -> None:
-    """What diffusers keeps in fp32 computes in it inside of an autocast, too, as it does in a pipeline."""
+def compute_under_autocast(network: nn.Module, device: torch.device) -> None:
+    """What diffusers keeps in fp32 computes in it, as it does in a pipeline; adapters leave casting to the autocast.
+
+    By itself PEFT would keep a copy in fp32 of what goes into each adapter.
+    """
+    names = _in_fp32(network)
     for name, module in network.named_modules():
-        if name.rpartition(".")[2] in _in_fp32(network):
+        if name.rpartition(".")[2] in names:
             module.forward = torch.autocast(device.type, enabled=False)(module.forward)
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False
+
+
+def compute_as_before(network: nn.Module) -> None:
+    """Undo `compute_under_autocast`."""
+    names = _in_fp32(network)
+    for name, module in network.named_modules():
+        if name.rpartition(".")[2] in names:
+            module.__dict__.pop("forward", None)
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = True
 
 
 def _in_fp32(module):

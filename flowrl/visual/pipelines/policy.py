@@ -30,6 +30,7 @@ class PipelinePolicy:
     offload:    keep the text encoders and the autoencoder off the device while nobody asks for them
     cache:      folder of encoded texts
     device:     of the run; by default where the networks are
+    vae_dtype:  of the autoencoder when the pipeline is left to its owner; by default its own. It works in fp32
     """
 
     def __init__(
@@ -52,13 +53,19 @@ class PipelinePolicy:
         vae_tiling: bool = False,
         vae_slicing: bool = False,
         device: torch.device | None = None,
+        vae_dtype: torch.dtype | None = None,
     ):
+        if attention == "flash" and family.MASKED:
+            raise ValueError(
+                f"model.attention = flash takes no mask, and {family.PIPELINE} masks texts of different lengths. "
+                "Accepted here: native, xformers."
+            )
         family.walk(2, grid)  # a scheduler without noise levels is refused before anything else, and a grid
         self.grid = grid
         pipe = self.pipe = family.pipe
         self.family, self.batch_size, self.dtype = family, batch_size, dtype
         self._vae = [pipe.vae] if hasattr(pipe, "vae") else []  # a model of pixels has none
-        self._vae_dtypes = [vae.dtype for vae in self._vae]
+        self._vae_dtypes = [vae_dtype or vae.dtype for vae in self._vae]
         self.device = device or next(iter(parts.networks(pipe, family.NETWORKS).values())).device  # diffusers walks all
         self.guidance, self.forwards, self.backwards = 1.0, 0, 0
         self.shape, self._embedded = family.shape(), family.embeds_guidance()
@@ -83,14 +90,14 @@ class PipelinePolicy:
             if gradient_checkpointing:
                 network.enable_gradient_checkpointing()  # diffusers' own, non-reentrant
             if dtype != torch.float32:
-                parts.compute_in_fp32(network, self.device)
+                parts.compute_under_autocast(network, self.device)
             execution.set_attention(network, attention, self.device)
             if compile is not None:
                 execution.compile_in_place(network, compile)
         self.rank, self.sharded, self._offload = rank, False, offload
         self.snapshots = self._snapshots()
         self._ids: dict[tuple, int] = {}
-        self._texts, self._active = Texts(self._encode, cache), {}
+        self._texts, self._active = Texts(self._encode, cache, self._encoders_near), {}
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Under the names that the network gives them; where there are several networks, after the network's."""
@@ -143,7 +150,7 @@ class PipelinePolicy:
         """
         if self.guidance > 1 and not self.family.GUIDED:
             raise ValueError(
-                f"rollout.guidance = {self.guidance:g}: {self.family.PIPELINE} knows no guidance; 1 is none."
+                f"guidance = {self.guidance:g}: this {self.family.PIPELINE} draws without guidance; accepted is 1."
             )
         pictures = [self._pictures(e) for e in examples]
         seen = zip(examples, pictures, strict=True)
@@ -175,8 +182,11 @@ class PipelinePolicy:
     def _encode(self, key):
         text, files, negative = key
         encode = self.family.encode_negative if negative else self.family.encode
-        with self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m not in self._vae)):
-            return encode(text, [load_image(file) for file in files], self.device)
+        return encode(text, [load_image(file) for file in files], self.device)
+
+    def _encoders_near(self):
+        """All but the autoencoder, where that encodes no pictures."""
+        return self._near(*(m for m in parts.modules(self.pipe) if self.family.CONDITIONED or m not in self._vae))
 
     def _moved(self, text: Text) -> Text:
         return {name: x.to(self.device, non_blocking=True) for name, x in text.items()}
@@ -283,6 +293,7 @@ class PipelinePolicy:
             for module in parts.modules(self.pipe):
                 parts.cast(module, torch.float32)
         for name, network in self.networks.items():
+            parts.compute_as_before(network)
             network.train(self._training[name])
 
     @property

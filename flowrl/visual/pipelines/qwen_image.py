@@ -20,6 +20,7 @@ class QwenImage(Family):
     TARGETS = (*ATTENTION, *TEXT_ATTENTION, *LAYERS)  # Flow-GRPO's
     BLOCKS = ("QwenImageTransformerBlock",)
     TOKENS = 512
+    MASKED = True
     GRIDS = ("pipeline",)  # which is linear before its shift
 
     @classmethod

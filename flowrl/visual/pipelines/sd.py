@@ -13,6 +13,7 @@ class StableDiffusion(VariancePreserving):
     NETWORKS = ("unet",)
     TARGETS = ("to_q", "to_k", "to_v", "to_out.0")  # DDPO's, of self- and cross-attention
     BLOCKS = ("BasicTransformerBlock", "ResnetBlock2D")
+    LEFT_OUT = ("safety_checker",)
 
     def __init__(self, pipe, *drawn, **named):
         super().__init__(pipe, *drawn, **named)

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -19,10 +21,16 @@ class Texts:
     encode: a key -> its text. One by one: in a batch, the last bits of an embedding depend on its neighbours, and so
             on the run's past
     folder: where they are kept for good; its name has to tell one encoder and its settings from another
+    near:   entered once around all texts that a call encodes
     """
 
-    def __init__(self, encode: Callable[[Key], Text], folder: Path | None = None):
-        self._encode, self._folder = encode, folder
+    def __init__(
+        self,
+        encode: Callable[[Key], Text],
+        folder: Path | None = None,
+        near: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self._encode, self._folder, self._near = encode, folder, near
         self._texts: dict[Key, Text] = {}
 
     def items(self):
@@ -32,22 +40,27 @@ class Texts:
     def get(self, keys: Sequence[Key]) -> list[Text]:
         """The texts of keys, encoded where they are new; beyond CACHE_BYTES only these stay in memory."""
         if sum(x.nbytes for text in self._texts.values() for x in text.values()) > CACHE_BYTES:
-            self._texts = {key: text for key, text in self._texts.items() if key in set(keys)}
-        for key in dict.fromkeys(keys):
-            if key not in self._texts:
-                self._texts[key] = self._read(key)
+            wanted = set(keys)
+            self._texts = {key: text for key, text in self._texts.items() if key in wanted}
+        files = {key: self._file(key) for key in dict.fromkeys(keys) if key not in self._texts}
+        stored = {key for key, file in files.items() if file is not None and file.is_file()}
+        self._texts |= {key: load_file(files[key]) for key in stored}
+        if files.keys() - stored:
+            with self._near():
+                for key in (key for key in files if key not in stored):
+                    self._texts[key] = {name: x.cpu().contiguous() for name, x in self._encode(key).items()}
+                    self._store(self._texts[key], files[key])
         return [self._texts[key] for key in keys]
 
-    def _read(self, key):
-        if self._folder is None:
-            return {name: x.cpu() for name, x in self._encode(key).items()}
-        file = self._folder / f"{_name(key)}.safetensors"
-        if not file.is_file():
+    def _file(self, key):
+        return None if self._folder is None else self._folder / f"{_name(key)}.safetensors"
+
+    def _store(self, text, file):
+        if file is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            written = file.with_suffix(f".{id(self)}.part")  # complete or absent, whoever writes beside us
-            save_file({name: x.cpu().contiguous() for name, x in self._encode(key).items()}, written)
+            written = file.with_suffix(f".{uuid.uuid4().hex}.part")  # complete or absent, whoever writes beside us
+            save_file(text, written)
             written.replace(file)
-        return load_file(file)
 
 
 def _name(key):

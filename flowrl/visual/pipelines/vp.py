@@ -75,13 +75,10 @@ class VariancePreserving(Family):
         return grids.ddim(self.pipe.scheduler)
 
     def draw(self, prompts, noise, steps, guidance, pictures):
-        """Under autocast where the text encoder is in bf16: the pipeline casts neither latents nor autoencoder."""
-        dtype = self.pipe.text_encoder.dtype
-        with torch.autocast(noise.device.type, dtype, enabled=dtype != torch.float32):
-            return self.pipe(
-                prompt=prompts, guidance_scale=guidance, num_inference_steps=steps, latents=noise, height=self.height,
-                width=self.width, output_type="pt", **self.asked(),
-            ).images  # fmt: skip
+        return self.pipe(
+            prompt=prompts, guidance_scale=guidance, num_inference_steps=steps, latents=noise, height=self.height,
+            width=self.width, output_type="pt", **self.asked(),
+        ).images  # fmt: skip
 
     def asked(self) -> dict[str, object]:
         """Arguments of pipe(...) that the class has beside those of all."""

@@ -59,10 +59,10 @@ class Wan(Family):
         timestep, tokens = 1000 * sigma, stacked(texts, "tokens")
         if self.pipe.config.boundary_ratio is None or sigma.is_meta:  # without a level the first stands for both
             return _draw(self.pipe.transformer, latents, timestep, tokens)
-        noisy = self.noisy(sigma).cpu()  # the one wait of a call
+        noisy = self.noisy(sigma).cpu()  # the one wait of a call, before any network runs
+        rows = [own.nonzero()[:, 0].to(latents.device) for own in (noisy, ~noisy)]
         found, places, unused = [], [], 0.0
-        for expert, rows in ((self.pipe.transformer, noisy), (self.pipe.transformer_2, ~noisy)):
-            at = rows.nonzero()[:, 0].to(latents.device)
+        for expert, at in zip((self.pipe.transformer, self.pipe.transformer_2), rows, strict=True):
             if len(at):
                 found.append(_draw(expert, latents[at], timestep[at], tokens[at]))
                 places.append(at)

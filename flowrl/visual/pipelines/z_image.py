@@ -19,6 +19,7 @@ class ZImage(Family):
     TARGETS = (*ATTENTION, "feed_forward.w1", "feed_forward.w2", "feed_forward.w3")  # Flow-Factory's
     BLOCKS = ("ZImageTransformerBlock",)
     TOKENS = 512
+    MASKED = True
     GRIDS = ("pipeline",)  # which is linear before its shift
 
     def default_size(self):

@@ -122,3 +122,18 @@ def test_bits_and_the_dtype_of_arithmetic_reach_diffusers(installed, setting, sa
     found = config["transformer"].to_dict()
     assert said.items() <= found.items()
     assert found["bnb_4bit_compute_dtype"] == "bfloat16" or setting == "bitsandbytes_8bit"
+
+
+class Counting(torch.nn.Module):
+    def forward(self, x):
+        return x * self.times
+
+
+def test_more_graphs_than_torch_allows_by_itself_are_compiled():
+    """Else it goes on without compiling, silently, from the ninth on; made an error here."""
+    torch._dynamo.reset()
+    network = Counting()
+    execution.compile_in_place(network, "eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for network.times in range(2, 14):
+            assert float(network(torch.ones(()))) == network.times

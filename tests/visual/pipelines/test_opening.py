@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from diffusers import FlowMatchHeunDiscreteScheduler, StableDiffusion3Img2ImgPipeline
 from safetensors.torch import load_file
 
@@ -119,3 +120,11 @@ def test_a_truncated_file_of_weights_is_named(folders, tmp_path):
     with pytest.raises(ValueError, match=r"copy' cannot be loaded: ") as caught:
         opening.load(tmp_path / "copy", dtype=torch.float32, device=CPU, rank=0, alpha=1.0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipeline_that_moves_its_parts_by_itself_is_refused(plain):
+    """enable_model_cpu_offload, which hooks itself into every part."""
+    pipe = plain()
+    add_hook_to_module(pipe.vae, ModelHook())
+    with pytest.raises(ValueError, match=r"by itself \(vae\): load it without enable_model_cpu_offload"):
+        opening.accept(pipe)

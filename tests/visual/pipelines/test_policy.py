@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_pipelines import one_of_each, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl import randomness
-from flowrl.visual.pipelines import parts
+from flowrl.visual.pipelines import contract, parts
 from flowrl.visual.policy import Example
 from rewards import media
 from samplers import rollout
@@ -157,7 +158,10 @@ def test_what_is_offloaded_is_near_only_while_it_works(policy_of, examples_of, m
         own = module.to
         monkeypatch.setattr(module, "to", lambda *to, m=module, own=own: moves.append((named[id(m)], *to)) or own(*to))
     device, networks = policy.device, set(policy.networks)
+    policy.encode(examples_of(name, ["b", "c", "d"]))
     ids, expected = policy.encode(examples_of(name, ["a"])), plain.encode(examples_of(name, ["a"]))
+    once = len({part for part, *_ in moves}) * 2
+    assert len(moves) == 2 * once, "once for a call, however many texts it encodes"
     encoders = set(named.values()) - networks - (set() if TINY[name].conditioned else {"vae"})
     assert {m[0] for m in moves} == encoders
     for part in encoders:
@@ -198,3 +202,42 @@ def test_slices_and_tiles_of_the_autoencoder_are_diffusers_own(policy_of, name):
     latents = plain.noise(2, randomness.generator(0, "test"))
     assert (sliced.decode(latents) - plain.decode(latents)).abs().max() <= 1 / 255
     assert (tiled.decode(latents) - plain.decode(latents)).abs().max() <= 1 / 255
+
+
+@pytest.mark.parametrize("name", one_of_each())
+def test_with_a_bf16_base_the_pipeline_draws_nearly_the_same(policy_of, examples_of, name):
+    """What `flowrl check` says on a GPU: frozen parts in bf16, the autoencoder in fp32."""
+    policy = policy_of(name, dtype=torch.bfloat16)
+    known = {"steps": 2, "guidance": TINY[name].guidance[1]}
+    assert contract.pictures_apart(policy, examples_of(name, ["a red circle", "two"]), **known) < 0.03
+
+
+@pytest.mark.parametrize("name", ["sdxl", "wan2.1", "flux-dev"])
+def test_the_autoencoder_works_unrounded_beside_a_bf16_base_and_is_left_in_its_dtype(policy_of, plain_of, name):
+    policy, plain = policy_of(name, dtype=torch.bfloat16), plain_of(name)
+    theirs = dict(plain.vae.named_parameters())
+    assert all(torch.equal(p, theirs[key]) for key, p in policy.pipe.vae.named_parameters())
+    policy.finish("current")
+    assert policy.pipe.vae.dtype == torch.bfloat16
+
+
+def test_a_finished_pipeline_computes_by_itself_again(policy_of):
+    """Nothing is left on its modules: a copy of the network would run the original's weights."""
+    policy = policy_of("wan2.1", dtype=torch.bfloat16)
+    embedder = policy.pipe.transformer.condition_embedder.time_embedder
+    adapters = [m for m in policy.pipe.transformer.modules() if isinstance(m, BaseTunerLayer)]
+    assert "forward" in vars(embedder) and not any(m.cast_input_dtype_enabled for m in adapters) and adapters
+    policy.finish("current")
+    assert "forward" not in vars(embedder) and all(m.cast_input_dtype_enabled for m in adapters)
+
+
+def test_a_pipeline_in_bf16_that_is_asked_to_compute_in_fp32_holds_nothing_in_bf16(plain_of):
+    pipe = plain_of("wan2.1").to(torch.bfloat16)
+    parts.cast(pipe.transformer, torch.float32)
+    assert {p.dtype for p in pipe.transformer.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["qwen-image", "z-image"])
+def test_flash_attention_is_refused_where_texts_are_masked(policy_of, name):
+    with pytest.raises(ValueError, match=r"model.attention = flash takes no mask, and .*Pipeline masks texts"):
+        policy_of(name, attention="flash")

@@ -1,11 +1,14 @@
 """Stable Diffusion and SDXL: calls of the UNet, sizes, long prompts, what is beside the text."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from tiny_pipelines.sd import first, unet
 
 from flowrl import randomness
-from flowrl.visual.pipelines import blueprint, contract, footprint
+from flowrl.visual.pipelines import blueprint, contract, footprint, opening
 from flowrl.visual.pipelines.sd import StableDiffusion
 from flowrl.visual.policy import Example
 from samplers import rollout
@@ -125,3 +128,14 @@ def test_memory_is_measured_without_weights(saved, name):
     plan = blueprint.read(saved(name))
     found = footprint.activations(plan.family(plan.pipe, size=16), torch.float32)
     assert 0 < found.block < found.checkpointed < found.kept
+
+
+def test_a_safety_checker_is_neither_loaded_nor_planned(saved, tmp_path):
+    """As published, SD 1.5 has one, and it would see no picture that is trained on."""
+    shutil.copytree(saved("sd1.5"), tmp_path / "model")
+    index = json.loads((tmp_path / "model/model_index.json").read_text())
+    index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    (tmp_path / "model/model_index.json").write_text(json.dumps(index))
+    known = {"dtype": torch.float32, "device": torch.device("cpu"), "rank": 0, "alpha": 1.0}
+    assert opening.load(tmp_path / "model", **known).pipe.safety_checker is None
+    assert blueprint.read(tmp_path / "model").pipe.safety_checker is None
