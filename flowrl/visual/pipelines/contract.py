@@ -17,6 +17,7 @@ from torch import Tensor
 from flowrl import randomness
 from flowrl.visual.pipelines.family import Family
 from flowrl.visual.pipelines.lora import NAME
+from flowrl.visual.pipelines.parts import modules
 from flowrl.visual.pipelines.policy import PipelinePolicy
 from flowrl.visual.policy import Example
 from samplers import rollout
@@ -29,13 +30,12 @@ def drawn(
 ) -> Tensor:
     """See Family.draw; the pipeline keeps its scheduler.
 
-    Under autocast where the text encoder is in bf16, but for the autoencoder, which is in fp32: not all pipelines cast
-    for it.
+    Under autocast where a part is in bf16, but for the autoencoder, which is in fp32: not all pipelines cast for it.
     """
-    own, dtype = family.pipe.scheduler, family.pipe.text_encoder.dtype
+    own, half = family.pipe.scheduler, any(module.dtype == torch.bfloat16 for module in modules(family.pipe))
     family.pipe.scheduler = family.one_step(steps)
     try:
-        cast = torch.autocast(noise.device.type, dtype, enabled=dtype != torch.float32)
+        cast = torch.autocast(noise.device.type, torch.bfloat16, enabled=half)
         with cast, _in_fp32(getattr(family.pipe, "vae", None), noise.device):
             return family.draw(prompts, noise, steps, guidance, pictures).float()
     finally:
