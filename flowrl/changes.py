@@ -182,7 +182,7 @@ def _set(recipe, key, value):
     filled = dict(recipe.parts()).get(role)
     if filled is None:
         known = [f"{section}.{n}" for section, cls in SECTIONS.items() for n in plain_fields(cls)]
-        known += [*(role for role in MENUS if role != "decay"), *(f"{r}.NUMBER" for r, _ in recipe.parts())]
+        known += ["name", *(role for role in MENUS if role != "decay"), *(f"{r}.NUMBER" for r, _ in recipe.parts())]
         raise ValueError(f"recipe.{key}: no such setting. {nearest(key, known)}Settings here: {', '.join(known)}.")
     return _fill(recipe, role, _renumber(filled, number, value, role))
 

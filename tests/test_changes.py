@@ -122,6 +122,7 @@ def test_a_reference_lives_only_as_long_as_something_asks_for_it():
     [
         ({"objective__clip_low": float("nan")}, ["recipe.objective.clip_low = nan: expected float, a finite number"]),
         ({"credit": "edge_share"}, ["recipe.credit = 'edge_share': no such function"]),
+        ({"nmae": "flow_grpo"}, ["recipe.nmae: no such setting.", "Did you mean 'name'?"]),
         ({"rollout__stepz": 3}, ["recipe.rollout.stepz: no such setting.", "Did you mean 'steps'?", "kernel"]),
         ({"rolout__steps": 3}, ["recipe.rolout.steps", "Did you mean 'rollout.steps'?"]),
         ({"objective__cliplow": 3}, ["no such number of ppo_clip", "Did you mean 'clip_low'?", "clip_low, clip_high"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 from flowrl.recipe import Recipe
 from flowrl.run.config import from_dict
 from flowrl.run.prepare import prepare
-from flowrl.run.train import Result, train
+from flowrl.run.train import Result, evaluated, train
 
 
 def align(
@@ -44,7 +44,10 @@ def align(
     given["data"] = {"train": str(file), **given.get("data", {})}
     run = from_dict(given)
     pipe = model if loaded else None
-    return train(prepare(run, pipe=pipe, functions=functions, recipe=own, texts=texts, resume=resume))
+    prepared = prepare(run, pipe=pipe, functions=functions, recipe=own, texts=texts, resume=resume)
+    result = train(prepared)
+    prepared.policy.finish(evaluated(prepared))
+    return result
 
 
 def _rewards(given):

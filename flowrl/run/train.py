@@ -103,7 +103,6 @@ class Training:
             directory.finish(
                 self.prepared, self.directory, self.progress, self.metrics.lines[0], self.metrics.lines[-1]
             )
-        self.prepared.policy.finish(_evaluated(self.prepared))
         self.prepared.processes.wait()
 
     def open(self) -> None:
@@ -280,7 +279,7 @@ class Training:
         return f"accelerate launch --multi_gpu --num_processes {processes.count} {script} {resume}"
 
 
-def _evaluated(prepared):
+def evaluated(prepared):
     """Name of the weights that are scored, saved and left behind: the averaged ones if there are any."""
     return "ema" if prepared.ema else "current"
 
@@ -289,7 +288,7 @@ def _evaluate(prepared, folder, done, progress):
     """Score the held-out prompts with the weights that are saved: the averaged ones if there are any."""
     policy, run, processes = prepared.policy, prepared.run, prepared.processes
     settings = evaluation_settings(run, prepared.recipe)
-    with policy.at(_evaluated(prepared)), uncounted(policy):  # an update's rows are its own
+    with policy.at(evaluated(prepared)), uncounted(policy):  # an update's rows are its own
         log, pictures = evaluate(
             policy,
             prepared.test,

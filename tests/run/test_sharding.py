@@ -23,7 +23,7 @@ from flowrl.run.prepare import prepare
 from flowrl.run.train import train
 torch.set_num_threads(1)
 run = from_dict(json.loads(SETTINGS))
-train(prepare(run, functions={"redness": redness}, resume=RESUME)).pipeline
+train(prepare(run, functions={"redness": redness}, resume=RESUME))
 """
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
 CASES = {

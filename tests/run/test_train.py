@@ -153,7 +153,9 @@ def adapted(tmp_path_factory, world, base):
     ready = prepare(from_dict(given), functions={"redness": redness})
     step, seen = ready.learner.step, [weights_of(ready.policy)]
     ready.learner.step = lambda: (step(), seen.append(weights_of(ready.policy)))[0]
-    return ready, train(ready), seen
+    result = train(ready)
+    ready.policy.finish("ema")
+    return ready, result, seen
 
 
 def test_evaluations_come_every_so_many_updates_and_at_both_ends(adapted):
